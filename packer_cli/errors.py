@@ -1,6 +1,6 @@
 """Errors, by who can fix them. The library raises them; only `cli/` prints.
 
-Every error carries one line that names the place, the value found and the expectation,
+Every error has one line that names the place, the value found and the expectation,
 and one line (`tip`) that says what to do. The class decides the exit code.
 """
 

@@ -13,9 +13,9 @@ from packer_cli.chat.chat_template import ChatTemplate
 from packer_cli.chat.exchanges import conversation_of, texts_of
 from packer_cli.chat.messages import (
     ASSISTANT,
-    CARRIED,
     OF_TRAINING,
     REASONING,
+    VALUES,
     Conversation,
     MalformedError,
     Naming,
@@ -110,7 +110,7 @@ class Composer:
         naming = Naming(self.config.message_keys, dict(self.config.roles))
         texts, numbers = known_texts(self.shape, self.config), list[int]()
         of_messages = _of_messages(self.config)
-        carried = [_carried_by(Document("", []), self.config)] if of_messages else []
+        values = [_values_of(Document("", []), self.config)] if of_messages else []
         for number, given in enumerate(records.fields or []):
             position = int(records.positions[number])
             try:
@@ -128,13 +128,13 @@ class Composer:
                 if own[-1].left_out and self.config.on_unshown == "error":
                     raise _ContentError(_unshown_text(own[-1]), UNSHOWN_TIP)
                 self._count_unread(fields, own[-1], unread)
-                values = [_carried_by(one, self.config) for one in own if of_messages]
+                own_values = [_values_of(one, self.config) for one in own if of_messages]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or FIX
                 bad.append(BadRecord(position, str(error), tip))
                 continue
             documents += own
-            carried += values
+            values += own_values
             numbers += [number] * len(own)
             positions += [position] * len(own)
         if self.config.turns == "each":
@@ -146,7 +146,7 @@ class Composer:
             positions=np.array(positions, np.int64),
             fields=None,
             texts=Texts.of([document.text for document in documents]),
-            spans=byte_spans(documents, _end_to_end(carried)),
+            spans=byte_spans(documents, _end_to_end(values)),
             columns={name: own[numbers] for name, own in records.columns.items()},
             turns=_turn_counts(documents, self.end_tokens),
             specials=specials,
@@ -411,31 +411,31 @@ def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> Int3
 
 
 def _of_messages(config: DocumentConfig) -> list[ValueColumn]:
-    """The carried columns that messages have values of."""
+    """Return the columns of values that messages have."""
     return [one for one in config.value_columns.values() if one.of == MESSAGE]
 
 
-def carried_by(documents: list[Document], config: DocumentConfig) -> Columns:
-    """Return what messages carry, by name [spans], of the spans of all documents.
+def values_of_messages(documents: list[Document], config: DocumentConfig) -> Columns:
+    """Return the values of messages, by name [spans], of the spans of all documents.
 
     Raises MalformedError.
     """
-    return _end_to_end([_carried_by(document, config) for document in documents])
+    return _end_to_end([_values_of(document, config) for document in documents])
 
 
-def _carried_by(document: Document, config: DocumentConfig) -> Columns:
-    """Return what the messages of one document carry, as `carried_by`."""
+def _values_of(document: Document, config: DocumentConfig) -> Columns:
+    """Return the values of messages of one document, as `values_of_messages`."""
     spans = [None] if document.spans is None else document.spans
-    columns, defaults = _of_messages(config), dict(config.carry_default)
+    columns = _of_messages(config)
     values = {one.name: np.zeros((len(spans), *one.dtype.shape), one.dtype.base) for one in columns}
     messages = document.conversation.messages if document.conversation else []
     nobody: list[int | None] = [None] * len(spans)  # there are no messages
     speakers = document.speakers or nobody
     for at, number in enumerate(speakers):
-        noted = {} if number is None else messages[number].get(CARRIED, {})
+        noted = {} if number is None else messages[number].get(VALUES, {})
         for one in columns:
-            if one.name not in noted and one.name in defaults:
-                values[one.name][at] = default_of(one, defaults[one.name])
+            if one.name not in noted and one.default is not None:
+                values[one.name][at] = default_of(one)
                 continue
             try:
                 values[one.name][at] = value_of(one, noted.get(one.name), one.dtype.shape)

@@ -174,10 +174,12 @@ def _fitting(
 
 
 def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig) -> Documents:
-    from packer_cli.chat.documents import byte_spans, carried_by  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.chat.documents import byte_spans, values_of_messages  # noqa: PLC0415 jinja2 is slow
 
     own = [document]
-    return documents_of([document.text], byte_spans(own, carried_by(own, config)), tokenizer)
+    return documents_of(
+        [document.text], byte_spans(own, values_of_messages(own, config)), tokenizer
+    )
 
 
 def _replaced(batch: Documents, fitted: dict[int, Documents]) -> tuple[Documents, Loss]:

@@ -48,10 +48,10 @@ _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), T
 _DETAIL = "train_detail"
 # Notes of packer, and no fields of the record: a message that the user's choice leaves untrained,
 # which no flag can say; [from, to] of the characters of its content that are not trained on; and
-# the values that its trained tokens carry, by name.
-CONTEXT, RANGES, CARRIED = "\0context", "\0ranges", "\0carried"
+# the values of its trained tokens, by name.
+CONTEXT, RANGES, VALUES = "\0context", "\0ranges", "\0values"
 _NOTES = frozenset((CONTEXT, RANGES))  # of parsed messages: no record may bring its own
-_UNSHOWN = frozenset((*_NOTES, CARRIED))
+_UNSHOWN = frozenset((*_NOTES, VALUES))
 OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_UNSHOWN))
 _UNTRAINED = re.compile(rb"\0+")
 _Range = list[int]  # [from, to]; no tuple, which a copy with marks would make a list
@@ -180,7 +180,7 @@ class Naming:
 
 
 def with_noted(messages: Any, names: Collection[str]) -> Any:
-    """Messages with what these names say of each as a note, CARRIED, too, which no template sees. A
+    """Messages with what these names say of each as a note, VALUES, too, which no template sees. A
     flag among them says whether a message is trained on: where its value is not 0.
     """
     if isinstance(messages, str):
@@ -195,7 +195,7 @@ def with_noted(messages: Any, names: Collection[str]) -> Any:
             values = {name: one[name] for name in names if name in one}
             flags = {name: bool(value) for name, value in values.items()
                      if name in _FLAGS and type(value) in (int, float)}  # fmt: skip
-            noted.append(one | flags | {CARRIED: values})
+            noted.append(one | flags | {VALUES: values})
         else:
             noted.append(one)
     return noted
@@ -309,7 +309,7 @@ def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
     if not isinstance(role, str):
         problem = f"is {kind_of(role)}, expected a string"
         if "role" not in message:
-            problem = f"is missing; keys found: {named(key for key in item if key != CARRIED)}"
+            problem = f"is missing; keys found: {named(key for key in item if key != VALUES)}"
         raise MalformedError(f"{where}.role {problem}", _NAMING)
     return role
 

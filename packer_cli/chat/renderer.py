@@ -15,10 +15,10 @@ import msgspec
 from packer_cli.chat.chat_template import ChatTemplate, Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
-    CARRIED,
     CONTEXT,
     KNOWN_KEYS,
     RANGES,
+    VALUES,
     Conversation,
     RefusedError,
     UndecidableError,
@@ -59,7 +59,7 @@ class Document:
     nothing, and which are not trained on. `turns`: the characters of the assistant's turns that
     are trained on at least in part, None for `spans`; `masked`: what of the assistant is not
     trained on because of flags and options. `speakers`: the number of the message that each span is
-    of, where messages carry values.
+    of, if messages have values.
     """
 
     text: str
@@ -88,7 +88,7 @@ class Renderer:
         self._finds_turns = config.train_on != "all"
         self.structures = Structures(template, find_turns=self._finds_turns)
         self._trains_all = config.trains_all_parts
-        self._carries = any(one.of == MESSAGE for one in config.value_columns.values())
+        self._has_values = any(one.of == MESSAGE for one in config.value_columns.values())
         self._parts = UntrainedParts(self.structures, config)
         self.keep_parts = _shows_parts(template)
         if self._finds_turns and ends_matter and not config.allow_open_turns:
@@ -155,7 +155,7 @@ class Renderer:
             )
         said = self.structures.find(
             rendering, messages, tools, told,
-            whose=bool(empty) or len(trained) < len(all_own) or self._carries,
+            whose=bool(empty) or len(trained) < len(all_own) or self._has_values,
         )  # fmt: skip
         spans_asked, spans = (
             [span for one in said if one.number < 0 or one.number in some for span in one.spans]
@@ -171,7 +171,7 @@ class Renderer:
         begin = next((start for start, stop in spans if start < stop), 0)
         document = self._trimmed(document, spans_asked, rendering, messages, trained)
         if conversation.turn is None:
-            return self._with_speakers(document, said) if self._carries else document
+            return self._with_speakers(document, said) if self._has_values else document
         document = self._prompted(document, begin, messages, tools)
         return replace(document, speakers=[len(messages) - 1] * len(document.spans or []))
 
@@ -290,7 +290,7 @@ class Renderer:
                     for key in message.keys()
                     - KNOWN_KEYS
                     - self.structures.mentions
-                    - message.get(CARRIED, {}).keys()
+                    - message.get(VALUES, {}).keys()
                     if f'"{key}"' not in text
                 ]
         if conversation.arguments:

@@ -31,7 +31,15 @@ from packer_cli.errors import named
 from packer_cli.inputs.token_columns import value_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, names_in_traces, value_at
-from packer_cli.options.value_columns import LOSS_WEIGHTS, RECORD, SAMPLED, ValueColumn, is_of_loss
+from packer_cli.options.value_columns import (
+    LOSS_WEIGHTS,
+    RECORD,
+    SAMPLED,
+    ValueColumn,
+    asked_as,
+    default_for,
+    is_of_loss,
+)
 from packer_cli.records import (
     HIGHEST_ID,
     MOST_TURNS,
@@ -84,7 +92,7 @@ class _Made:
     names, firsts   of each trace: what it is called, and the number of its first node
     entries         numbers of nodes, branch after branch, `sizes` of them in each
     record, number  of each document: the index of its record, and which branch of it it is
-    values          of each document, what its record carries
+    values          of each document, the values of its record
     talks           by the number of a document, what is to give the same ids
     """
 
@@ -122,7 +130,6 @@ class TraceEncoder:
         self._columns, self._config, self._encode = shape.columns, config, encode
         self._names = names_in_traces(shape)
         self._render, self._tokenizer = render, tokenizer
-        self._defaults = dict(config.carry_default)
         columns = config.value_columns
         self._sampled = [one for name, one in columns.items() if name in SAMPLED]
         self._weights = [one for name, one in columns.items() if is_of_loss(name)]
@@ -192,7 +199,7 @@ class TraceEncoder:
     def _documents(
         self, fields: Sequence[_Record], compared: Sequence[bool]
     ) -> tuple[_Made, Documents]:
-        """The branches of records, and their tokens with what is carried. Raises _REASONS."""
+        """The branches of records, and their tokens with columns of values. Raises _REASONS."""
         made = _Made()
         for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
             number = 0
@@ -309,8 +316,8 @@ class TraceEncoder:
 
     def _value(self, column: ValueColumn, trace: _Record, record: _Record, where: str) -> _Array:
         value = self._found(column.name, trace, record)
-        if value is None and column.name in self._defaults:
-            return np.asarray(default_of(column, self._defaults[column.name]))
+        if value is None and column.default is not None:
+            return np.asarray(default_of(column))
         try:
             return value_of(column, value, column.dtype.shape)
         except ValueError as error:
@@ -323,18 +330,19 @@ class TraceEncoder:
         if len(streams) > 1:
             raise _TraceError(
                 f"{where} has several loss_weights: {named(streams)}",
-                f"name one: --carry {LOSS_WEIGHTS}.{streams[0]}:float32",
+                f"name one: {asked_as(f'{LOSS_WEIGHTS}.{streams[0]}:float32')}",
             )
         return streams[0] if streams else None
 
     def _missing(self, name: str, count: int, place: str) -> list[float]:
         """The values of sampled tokens of a node that has none."""
-        if count and name not in self._defaults:
+        default = self._config.value_columns[name].default
+        if count and default is None:
             raise _TraceError(
                 f"{place} has no {name}, expected {count}, one for each sampled token",
-                f"fix the record, or give --carry-default {name}=0, or use --on-error skip",
+                f"fix the record, or give {default_for(name)}, or use --on-error skip",
             )
-        return [json.loads(self._defaults[name])] * count if count else []
+        return [json.loads(default or "")] * count if count else []
 
     # -- Branches to tokens
 

@@ -32,11 +32,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from packer_cli.errors import UsageError, from_os_error, named, one_of
-from packer_cli.export.formats import FORMATS, Exported, Packed, Writer
+from packer_cli.errors import UsageError, from_os_error, one_of
+from packer_cli.export.formats import ARRAY_FILES, FORMATS, Exported, Packed, Writer
 from packer_cli.export.rows import batches, documents, tokenized_documents, units
 from packer_cli.options.option import refuse
-from packer_cli.options.options import COLUMNS
 from packer_cli.options.run_options import RunOptions, StepOptions
 from packer_cli.progress import Progress
 from packer_cli.records import Int64, Notify
@@ -76,7 +75,7 @@ def export(
                not in that of the shards
     tokens     as in `open_packed`
     no_lock    go on if the file system has no locks
-    notify     is called with the carried columns that the format cannot hold
+    notify     is called with the columns of values that the format cannot hold
 
     Raises UsageError for an unknown format, an output that must not be replaced, a directory that
     lacks what the format needs, and `even` if readers of the format do not keep an order or a step
@@ -88,9 +87,8 @@ def export(
     kind, is_tokenized = FORMATS[to], isinstance(load_any(directory), TokenizedManifest)
     exported = open_tokenized(directory) if is_tokenized else open_packed(directory, tokens)
     _refuse(exported, to, kind, even=even is not None)
-    carried = exported.facts.config.value_columns
-    if carried and not kind.keeps_carried:
-        notify(f"--to {to} has no place for carried columns, left out: {named(carried)}")
+    if note := kind.left_out(exported.facts.config):
+        notify(f"--to {to} {note}")
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
         parts: Callable[..., Iterable[Any]] = partial(kind.takes, exported)
@@ -208,7 +206,7 @@ _OF_TRAIN = "train/state.json"  # in the only folder that an export has
 _HALF_MADE = re.compile(
     r"data-[0-9]{5,20}\.arrow|packed-[0-9]{5,20}(\.idx)?\.parquet|documents\.(bin|idx)"
     r"|packer\.json"
-    rf"|({'|'.join(COLUMNS)}|carried_[\w.~%-]+)(_offsets)?\.npy"
+    rf"|{ARRAY_FILES}"
     rf"|({SHARD_NAME}|{re.escape(MARKER)})(\.part)?"
     rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES | {DATASET_DICT, MANIFEST, INCOMPLETE})))}"
 )  # what exports write

@@ -24,10 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, UsageError, named
 from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.options import COLUMNS
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
@@ -65,6 +67,8 @@ from packer_cli.storage import open_bytes
 
 Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone
 
+# names of files that `Numpy` gives its arrays
+ARRAY_FILES = rf"({'|'.join(COLUMNS)}|carried_[\w.~%-]+)(_offsets)?\.npy"
 _PART_BYTES = 1 << 30
 _MOST_VALUES = (1 << 31) - 1
 # LLaMA-Factory's collator pads input_ids, labels and attention_mask to a multiple of this, and
@@ -81,7 +85,7 @@ class Writer(ABC):
     needs       columns that the directory must have
     keeps_mask  whether the format can say which tokens are not trained on
     in_order    whether its readers can be told to take rows as they lie
-    keeps_carried  whether it has a place for carried columns
+    keeps_values  whether it has a place for columns of values
 
     `even`: rows come in an order for such readers.
     """
@@ -90,7 +94,14 @@ class Writer(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     keeps_mask: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
-    keeps_carried: ClassVar[bool] = False
+    keeps_values: ClassVar[bool] = False
+
+    @classmethod
+    def left_out(cls, config: DocumentConfig) -> str:
+        """Describe the columns of values that the format has no place for; "" if there are none."""
+        if cls.keeps_values or not config.value_columns:
+            return ""
+        return f"has no place for carried columns, left out: {named(config.value_columns)}"
 
     def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
         self.folder, self.exported, self.even = folder, exported, even
@@ -143,7 +154,7 @@ class Tables(Writer):
 
 
 def with_numbers(column: ValueColumn, array: Any) -> Any:
-    """A carried column of a shard with its values as Arrow has them: bfloat16 as float32, bool."""
+    """A column of values of a shard as Arrow has them: bfloat16 as float32, bool."""
     kind = array.type
     if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
         return pa.array(as_numbers(column, array.to_numpy()))
@@ -193,8 +204,8 @@ class SavedDataset(Tables):
 
 
 class Trl(SavedDataset):
-    """input_ids, labels, seq_lengths: list<int32> each, one row per packed row; carried columns are
-    lists, too.
+    """input_ids, labels, seq_lengths: list<int32> each, one row per packed row; columns of values
+    are lists, too.
 
     The columns are those that `DataCollatorForLanguageModeling` in trl/trainer/sft_trainer.py
     reads; with `padding_free=True` it makes restarting positions from `seq_lengths` (TRL 1.16).
@@ -202,7 +213,7 @@ class Trl(SavedDataset):
 
     needs = ("labels",)
     in_order = True
-    keeps_carried = True
+    keeps_values = True
 
     def columns(self, rows: Rows) -> dict[str, Any]:
         columns = {
@@ -212,7 +223,7 @@ class Trl(SavedDataset):
         }
         for name, column in self.exported.facts.config.value_columns.items():
             offsets = rows.first if column.is_of_segments else rows.offsets
-            columns[name] = lists(offsets, as_numbers(column, rows.carried(column)))
+            columns[name] = lists(offsets, as_numbers(column, rows.values(column)))
         return columns
 
 
@@ -324,21 +335,21 @@ def _places(rows: Rows, added: Int64) -> Int64:
 
 class Unpacked(SavedDataset):
     """input_ids and, where the directory has them, labels: list<int32>, one row per document; and
-    carried columns, as records have them.
+    columns of values, as records have them.
 
     `datasets` maps it, and `packer pack` takes it as an input.
     """
 
     takes = staticmethod(documents)
     needs = ("segments",)
-    keeps_carried = True
+    keeps_values = True
 
     def columns(self, rows: Rows) -> dict[str, Any]:
         columns = {"input_ids": lists(rows.offsets, rows.ids)}
         if rows.labels is not None:
             columns["labels"] = lists(rows.offsets, rows.labels)
         for name, column in self.exported.facts.config.value_columns.items():
-            values = as_numbers(column, rows.carried(column))
+            values = as_numbers(column, rows.values(column))
             columns[name] = arrow(values) if column.is_of_segments else lists(rows.offsets, values)
         return columns
 
@@ -383,7 +394,7 @@ class Parquet(Tables):
 
     takes = staticmethod(batches)
     in_order = True
-    keeps_carried = True
+    keeps_values = True
     file_name = "packed-{:05d}.parquet"
     start = pq.ParquetWriter
 
@@ -458,35 +469,35 @@ class Numpy(Files):
 
     Columns of fixed length are [rows, max_length]. Those of lists are their values end to end,
     with NAME_offsets.npy int64[rows + 1] beside them; segments are records of file, position and
-    start. Carried columns are carried_NAME.npy, with escapes where no file could be called so.
+    start. Columns of values are carried_NAME.npy, with escapes where no file could be called so.
     packer.json has the metadata of a shard: max_length, label_shift, pad_token_id, ...
     """
 
     takes = staticmethod(batches)
     in_order = True
-    keeps_carried = True
+    keeps_values = True
 
     def begin(self) -> None:
         packed = self.exported
-        self._carried = packed.facts.config.value_columns
+        self._values = packed.facts.config.value_columns
         rows, segments = packed.facts.rows, packed.facts.segments
         self._files: dict[str, IO[bytes]] = {}
         self._filled: dict[str, int] = {}  # values of a column of lists
         for column in packed.facts.config.columns:
-            kind, carried = column_type(column, packed.facts.config), self._carried.get(column)
-            dtype = _dtype_of(kind.value_type) if carried is None else _dtype_of_carried(carried)
+            kind, kept = column_type(column, packed.facts.config), self._values.get(column)
+            dtype = _dtype_of(kind.value_type) if kept is None else _dtype_of_values(kept)
             dtype, each, name = dtype.base, dtype.shape, self._file(column)
             if pa.types.is_fixed_size_list(kind):
                 self._begin(name, dtype, rows, packed.max_length, *each)
                 continue
-            of_segments = column == "segments" or carried is not None
+            of_segments = column == "segments" or kept is not None
             self._begin(name, dtype, segments if of_segments else segments + rows, *each)
             self._begin(name + "_offsets", np.dtype(np.int64), rows + 1).write(bytes(8))
             self._filled[name] = 0
 
     def _file(self, name: str) -> str:
         """Name the file of a column, without its ending."""
-        return f"carried_{quote(name, safe='')}" if name in self._carried else name
+        return f"carried_{quote(name, safe='')}" if name in self._values else name
 
     def _begin(self, name: str, dtype: Any, *shape: int) -> IO[bytes]:
         if name in self._files:
@@ -501,8 +512,8 @@ class Numpy(Files):
             description.write_bytes(part.schema.metadata[b"packer"])
         for column_name in part.schema.names:
             column, name = part.column(column_name), self._file(column_name)
-            if carried := self._carried.get(column_name):
-                values = as_numbers(carried, values_in(part, carried))
+            if kept := self._values.get(column_name):
+                values = as_numbers(kept, values_in(part, kept))
             elif name not in self._filled:
                 values = rows_of(column)
             elif pa.types.is_struct(column.type.value_type):
@@ -518,8 +529,8 @@ class Numpy(Files):
             self._filled[name] = int(offsets[-1])
 
 
-def _dtype_of_carried(column: ValueColumn) -> Any:
-    """Return the numpy type of a value of a carried column, or of its K values, as numbers."""
+def _dtype_of_values(column: ValueColumn) -> Any:
+    """Return the numpy type of a value of a column of values, or of its K values, as numbers."""
     kind = as_numbers(column, np.empty(0, column.dtype.base)).dtype
     return np.dtype((kind, column.dtype.shape))
 
@@ -544,7 +555,7 @@ class Packed(Writer):
     """
 
     takes = staticmethod(units)
-    keeps_carried = True
+    keeps_values = True
 
     def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
         super().__init__(folder, packed, even=even)
@@ -557,7 +568,7 @@ class Packed(Writer):
     def write(self, part: list[Shard]) -> None:
         """Write the rows of a unit. Raises DataError for a shard that differs from the manifest."""
         view, parts = self._view, None
-        carried, most = view.facts.config.value_columns.values(), view.facts.config.shard_bytes
+        columns, most = view.facts.config.value_columns.values(), view.facts.config.shard_bytes
         try:
             for shard in part:
                 counts = np.zeros(3, np.int64)
@@ -566,7 +577,7 @@ class Packed(Writer):
                         parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, most)
                     _, lengths, offsets = segments_of(batch)
                     counted = len(lengths), int(lengths.sum()), trained
-                    parts.write_rows(batch, *counted, measured_in(batch, carried))
+                    parts.write_rows(batch, *counted, measured_in(batch, columns))
                     counts += counted
                     self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
                 compare(view.path / shard.file, shard, *counts.tolist())

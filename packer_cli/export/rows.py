@@ -51,7 +51,7 @@ class Rows:
     labels   int32[T], unshifted; None when the directory has none
     lengths  int64[s], tokens of each segment
     first    int64[rows + 1]: row r has the segments first[r] .. first[r + 1]
-    carried  gives a carried column as it is stored: [T], or of records [s]; each with K values or
+    values  gives a column of values as it is stored: [T], or of records [s]; each with K values or
              with one
     """
 
@@ -59,7 +59,7 @@ class Rows:
     labels: Int32 | None
     lengths: Int64
     first: Int64
-    carried: Callable[[ValueColumn], Any]
+    values: Callable[[ValueColumn], Any]
 
     @cached_property
     def segment_offsets(self) -> Int64:
@@ -155,11 +155,11 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
             filling.gather_pieces(there, flat[:1].nbytes, begin, lengths, here)
             return out
 
-        def carried(kind: ValueColumn, column: Any = column, of: Any = batch) -> Any:
+        def values(kind: ValueColumn, column: Any = column, of: Any = batch) -> Any:
             return values_in(of, kind) if kind.is_of_segments else column(kind.name)
 
         labels = column("labels") if _has_labels(packed) else None
-        yield Rows(column("input_ids"), labels, length, first, carried)
+        yield Rows(column("input_ids"), labels, length, first, values)
 
 
 def _flat(batch: Any, name: str) -> Any:
@@ -197,11 +197,11 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
             labels = labels if has_labels else None
             begins = first[chunk] - first[chunk[0]]
 
-            def carried(kind: ValueColumn, of: Any = of_pieces, begins: Int64 = begins) -> Any:
+            def values(kind: ValueColumn, of: Any = of_pieces, begins: Int64 = begins) -> Any:
                 values = of(kind)
                 return values[begins] if kind.is_of_segments else values
 
-            yield Rows(ids, labels, tokens[chunk], np.arange(len(chunk) + 1), carried)
+            yield Rows(ids, labels, tokens[chunk], np.arange(len(chunk) + 1), values)
     if count != expected:
         raise DataError(
             f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
@@ -209,7 +209,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
 
 
 def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[Int64, _Pieces]:
-    """Return the segments of a unit, and a function that gives (ids, labels, carried) of segments
+    """Return the segments of a unit, and a function that gives (ids, labels, values) of segments
     by their numbers.
     """
     unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
@@ -226,14 +226,14 @@ def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[
         parts = zip(numbers, begins, lengths, strict=True)
         return np.concatenate([flat[n][begin : begin + length] for n, begin, length in parts])
 
-    def carried(which: Int64, kind: ValueColumn) -> Any:
+    def values(which: Int64, kind: ValueColumn) -> Any:
         if not kind.is_of_segments:
             return column(kind.name, which)
         return np.concatenate([values_in(batch, kind) for batch in unit])[which]
 
     def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[ValueColumn], Any]]:
         labels = column("labels", which) if _has_labels(packed) else None
-        return column("input_ids", which), labels, partial(carried, which)
+        return column("input_ids", which), labels, partial(values, which)
 
     return np.concatenate([segments_in(batch) for batch in unit], axis=1), pieces
 
@@ -264,8 +264,8 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
     for number, shard in enumerate(tokenized.shards):
         for batch, _ in sound_batches(tokenized, number):
             ids, offsets = lists_of(batch, "input_ids")
-            carried = partial(values_in, batch)
-            yield Rows(ids, labels_in(batch), np.diff(offsets), np.arange(len(batch) + 1), carried)
+            values = partial(values_in, batch)
+            yield Rows(ids, labels_in(batch), np.diff(offsets), np.arange(len(batch) + 1), values)
             read(shard.bytes * len(batch) // shard.rows)
 
 

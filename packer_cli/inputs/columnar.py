@@ -93,7 +93,7 @@ _EXPECTED = {  # kind of shape -> its columns' type, and a tip
 def _columns_to_read(
     file: InputFile, schema: Any, shape: Shape, config: DocumentConfig
 ) -> list[str]:
-    """Return the columns to read. Raises DataError if one is missing, or if one that is not carried
+    """Return the columns to read. Raises DataError if one is missing, or if one of texts or ids
     has a wrong type.
     """
     if shape.kind == TRACE:
@@ -106,13 +106,12 @@ def _columns_to_read(
     wanted += [shape.columns[own] for own in shape.optional
                if fields_at(schema, shape.columns[own])]  # fmt: skip
     own_names = {column: own for own, column in shape.columns.items()}
-    defaults = dict(config.carry_default)
-    carried = [
+    values = [
         name
         for name, column in config.value_columns.items()
-        if column.of != MESSAGE and (name not in defaults or fields_at(schema, name))
+        if column.of != MESSAGE and (column.default is None or fields_at(schema, name))
     ]
-    for name in [*wanted, *carried]:
+    for name in [*wanted, *values]:
         fields = fields_at(schema, name)
         if (count := len(fields)) != 1:
             raise DataError(
@@ -125,7 +124,7 @@ def _columns_to_read(
         if expected and name in wanted and not is_right(kind) and not is_mask:
             problem = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
             raise DataError(problem, tip)
-    return [*wanted, *carried]
+    return [*wanted, *values]
 
 
 def fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
@@ -335,18 +334,18 @@ def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConf
         columns["text"] = texts or _texts(columns["text"], bad)
     elif shape.kind != "tokens":
         columns = {own: _values(column, own, bad) for own, column in columns.items()}
-    carried = dict[str, Any]()
+    values = dict[str, Any]()
     for name in config.value_columns if shape.kind != TRACE else ():
         if name in batch.schema.names:
             column = batch.column(name)
-            carried[name] = _values(column, name, bad) if _converter(column.type) else column
+            values[name] = _values(column, name, bad) if _converter(column.type) else column
     if bad:
         is_good = np.ones(len(positions), bool)
         is_good[[*bad]] = False
         wrong = [BadRecord(int(positions[row]), bad[row], _SKIP) for row in sorted(bad)]
         rest = batch.filter(pa.array(is_good))
         return _columns_of(rest, positions[is_good], shape, config)._replace(bad=wrong)
-    return ReadColumns(positions, columns, carried, [])
+    return ReadColumns(positions, columns, values, [])
 
 
 def _texts(column: Any, bad: dict[int, str]) -> list[Any]:

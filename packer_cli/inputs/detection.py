@@ -1,7 +1,7 @@
 """Detect what inputs hold, from one look at the records at their beginning.
 
     detect_shape        the shape of each file's records, from the first one
-    resolve_carry       which carried columns are values of records, of messages or of tokens
+    with_bearers        which columns are values of records, of messages or of tokens
     ignored_columns     columns that no option uses, for a warning
     unknown_speakers    speakers that need --role, for a warning
 
@@ -85,12 +85,12 @@ class KnownShapes:
 
     files    by index of an input
     others   by `Shape.name`: shapes of files that are not inputs now, but stay in the result
-    carried  by name: carried columns, with what has their values
+    columns  by name: columns of values, with what has these
     """
 
     files: Mapping[int, Shape] = field(default_factory=dict)
     others: Mapping[str, Shape] = field(default_factory=dict)
-    carried: Mapping[str, ValueColumn] = field(default_factory=dict)
+    columns: Mapping[str, ValueColumn] = field(default_factory=dict)
 
 
 NOTHING_KNOWN = KnownShapes()
@@ -99,7 +99,7 @@ NOTHING_KNOWN = KnownShapes()
 class AlikeFiles(NamedTuple):
     """Files whose first records have the same shape and fields.
 
-    fields  of the first record, without carried columns
+    fields  of the first record, without columns of values
     """
 
     shape: Shape
@@ -424,33 +424,33 @@ def _records_in(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
         yield f"{path or '.'}[]", next(iter(value.values()))
 
 
-# --- carried columns
+# --- columns of values
 
 
-def resolve_carry(
+def with_bearers(
     detected: Detected, shape: Shape, config: DocumentConfig, known: KnownShapes = NOTHING_KNOWN
-) -> tuple[str, ...]:
-    """Return --carry with what has the values of each column: tokens, messages or records.
+) -> DocumentConfig:
+    """Return options in which --carry says what has the values: tokens, messages or records.
 
     The user says it, or the first records of a file show it, or else `known` has it. Raises
     UsageError for values of tokens if records are not token ids, and for a column that no file has
     at its beginning, unless it has a default.
     """
     if shape.kind == TRACE:
-        return _carry_of_traces(config)
+        return replace(config, carry=_carry_of_traces(config))
     files, columns = detected.files, config.value_columns
-    check_defaults(columns, config.carry_default)
+    check_defaults(columns, config)
     has_messages = any(member.is_chat or member.of_messages for member in shape.each)
     for name in columns:
         if any(name in member.columns.values() for member in shape.each) or name in MESSAGE_KEYS:
             raise UsageError(
                 f"--carry: {name!r} is what documents are made of", "leave it out, or rename it"
             )
-    bearers = {name: column.of for name, column in known.carried.items()}
+    bearers = {name: column.of for name, column in known.columns.items()}
     bearers |= _bearers(detected, shape, config)
     for name, column in columns.items():
         of = column.of or bearers.get(name)
-        has_default = name in dict(config.carry_default)
+        has_default = column.default is not None
         if of == MESSAGE and not has_messages:
             raise UsageError(
                 f"--carry: {column} is of messages, and the records are {kinds_of(shape)}",
@@ -471,14 +471,12 @@ def resolve_carry(
                 f"give a value for the record, or --carry {name}:{column.type}[K] for K values "
                 "of it",
             )
-    return tuple(
-        str(replace(column, of=column.of or bearers.get(name, RECORD)))
-        for name, column in columns.items()
-    )
+    whole = [replace(one, of=one.of or bearers.get(name, RECORD)) for name, one in columns.items()]
+    return replace(config, carry=tuple(map(str, whole)))
 
 
 def _bearers(detected: Detected, shape: Shape, config: DocumentConfig) -> dict[str, str]:
-    """Find what has the values of carried columns, by name, in the first records of files."""
+    """Find what has the values of columns, by name, in the first records of files."""
     bearers = dict[str, str]()
     for file in detected.files:
         missing = [
@@ -514,7 +512,7 @@ def _carry_of_traces(config: DocumentConfig) -> tuple[str, ...]:
     columns = dict(config.value_columns)
     if not any(is_of_loss(name) for name in columns):
         columns[LOSS_WEIGHTS] = ValueColumn(LOSS_WEIGHTS, "float32")
-    check_defaults(columns, config.carry_default)
+    check_defaults(columns, config)
     for name, column in columns.items():
         of = TOKEN if name in SAMPLED or is_of_loss(name) else RECORD
         if column.of not in ("", of) or (of == TOKEN and column.count is not None):

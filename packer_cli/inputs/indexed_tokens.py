@@ -26,7 +26,7 @@ from packer_cli.errors import DataError, InternalError, os_errors
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, OpenInput, open_source, other_content
 from packer_cli.inputs.formats import DocumentReader, FirstRecords
-from packer_cli.inputs.token_columns import parts_of, token_records
+from packer_cli.inputs.token_columns import ReadColumns, parts_of, records_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companion
 from packer_cli.options.shapes import Shape
@@ -115,7 +115,10 @@ class MegatronReader(DocumentReader):
                     continue
                 ids = np.frombuffer(_exactly(file.path, source, left), index.kind)
                 ends = offsets[first : last + 1] - offsets[first]
-                yield _records(ids, ends, position, source.consumed())
+                positions = np.arange(position, position + len(ends) - 1, dtype=np.int64)
+                lists = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(ids))
+                columns = ReadColumns(positions, {"input_ids": lists}, {}, [])
+                yield records_of(columns, shape, config, _SKIP, source.consumed())
 
 
 @lru_cache(maxsize=8)  # many units read one file
@@ -203,9 +206,3 @@ def _exactly(path: str, source: OpenInput, size: int) -> bytes:
             )
         data += more
     return data
-
-
-def _records(ids: npt.NDArray[Any], offsets: Int64, first: int, consumed: int) -> Records:
-    positions = np.arange(first, first + len(offsets) - 1, dtype=np.int64)
-    lists = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids))
-    return token_records({"input_ids": lists}, positions, _SKIP, consumed)

@@ -188,12 +188,10 @@ class JsonlReader(LineReader):
     ) -> Iterator[ReadColumns]:
         decode = _decoder(shape, config)
         names = NAMES if shape.kind == "tokens" else tuple(shape.columns)
-        carried = {
-            name: _CARRIED.format(number) for number, name in enumerate(config.value_columns)
-        }
+        values = {name: _VALUES.format(number) for number, name in enumerate(config.value_columns)}
 
         def columns_of(block: Block) -> ReadColumns:
-            if shape.kind == "text" and not carried:
+            if shape.kind == "text" and not values:
                 texts = _plain_texts(block, shape)
                 if texts is not None:
                     return ReadColumns(block.positions, {"text": texts}, {}, block.bad)
@@ -203,7 +201,7 @@ class JsonlReader(LineReader):
             return ReadColumns(
                 positions,
                 {own: [getattr(record, own, None) for record in decoded] for own in names},
-                {name: [getattr(r, own) for r in decoded] for name, own in carried.items()},
+                {name: [getattr(r, own) for r in decoded] for name, own in values.items()},
                 bad,
             )
 
@@ -369,7 +367,7 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value_decoder = msgspec.json.Decoder().decode
 
 
-_CARRIED = "carried_{}"  # the own name of a carried column
+_VALUES = "values_{}"  # the own name of a column of values
 
 
 def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
@@ -378,12 +376,12 @@ def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
     """
     if shape.kind == TRACE:
         return _fields_decoder
-    carried = [(_CARRIED.format(number), name) for number, name in enumerate(config.value_columns)]
-    optional = *shape.optional, *(own for own, _ in carried)
+    values = [(_VALUES.format(number), name) for number, name in enumerate(config.value_columns)]
+    optional = *shape.optional, *(own for own, _ in values)
     # values of other fields contain each other, as in messages, so the garbage collector
     # may track them
     gc = shape.kind != "text"
-    columns = *shape.columns.items(), *carried
+    columns = *shape.columns.items(), *values
     return _decoder_of((*shape.required,), optional, columns, gc)
 
 

@@ -195,13 +195,13 @@ class CsvReader(LineReader):
                     f"{file.path}: {header.count(name)} columns {name!r}", "rename one of them"
                 )
         places = {own: header.index(name) for own, name in shape.columns.items() if name in header}
-        carried = {name: header.index(name) for name in config.value_columns if name in header}
+        values = {name: header.index(name) for name in config.value_columns if name in header}
 
         def columns_of(batch: _CsvBatch) -> ReadColumns:
             return ReadColumns(
                 np.array([position for position, _ in batch.rows], np.int64),
                 {own: [row[at] for _, row in batch.rows] for own, at in places.items()},
-                {name: [_value(row[at]) for _, row in batch.rows] for name, at in carried.items()},
+                {name: [_value(row[at]) for _, row in batch.rows] for name, at in values.items()},
                 batch.bad,
             )
 

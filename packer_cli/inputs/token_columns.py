@@ -1,7 +1,7 @@
-"""Make records of the columns that a reader has read: texts, fields or token ids, with the values
-of `--carry` beside them.
+"""Make records of the columns that a reader has read: texts, fields or token ids, with the columns
+of values beside them.
 
-Token ids and carried values are checked and copied a column at a time. Only if a record may be bad,
+Token ids and values are checked and copied a column at a time. Only if a record may be bad,
 they are looked at one by one, to name what is wrong. Records are cut into batches of a few
 megabytes.
 """
@@ -25,7 +25,6 @@ from packer_cli.options.value_columns import MESSAGE, TOKEN, ValueColumn
 from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
-    TRAINED,
     BadRecord,
     Documents,
     Int32,
@@ -56,7 +55,7 @@ class ReadColumns(NamedTuple):
     positions  int64[n]
     columns    by the shape's own name of a field: n values as Python has them, None for a record
                without one, or an array of Arrow
-    carried    by the name of a carried column: the same
+    values     by the name of a column of values: the same
     bad        records that are not among the n
     empty      how many more records are blank
     fields     instead of columns, for records that are passed on as they are: n dicts
@@ -64,7 +63,7 @@ class ReadColumns(NamedTuple):
 
     positions: Int64
     columns: Mapping[str, Any]
-    carried: Mapping[str, Any]
+    values: Mapping[str, Any]
     bad: list[BadRecord]
     empty: int = 0
     fields: list[dict[str, Any]] | None = None
@@ -79,7 +78,7 @@ def records_of(
     consumed  bytes of the file that were read for them
     """
     positions, columns = read.positions, read.columns
-    texts = sizes = masks = None
+    texts = sizes = None
     if shape.kind == "tokens":
         records = token_records(columns, positions, tip, consumed)
     else:
@@ -95,11 +94,10 @@ def records_of(
     if not config.value_columns or shape.kind == TRACE:
         return records
     if shape.kind == "tokens":
-        ids, masks = columns["input_ids"], columns.get("attention_mask")
+        ids = columns["input_ids"]
         lengths = pc.list_value_length(ids).fill_null(0) if isinstance(ids, pa.Array) else None
         sizes = np.array([*map(len, ids)] if lengths is None else lengths, np.int64)
-    given = InputValues(positions, read.carried, sizes, masks)
-    return with_carried(records, given, config, tip)
+    return _with_values(records, read, sizes, config, tip)
 
 
 def faultless(
@@ -303,56 +301,36 @@ def _fault(
     return ""
 
 
-# --- what is carried beside tokens
+# --- columns of values beside texts and tokens
 
 
-class InputValues(NamedTuple):
-    """What records hold beside their texts or tokens, of all m that were read.
-
-    positions  int64[m]
-    values     by name, m values as Python has them, None where there is none; or an array of Arrow
-    sizes      int64[m], of token ids how many there are in the input; None: other records
-    masks      m attention masks of token ids, as `values` are; None: no record has one
-    """
-
-    positions: Int64
-    values: Mapping[str, Any]
-    sizes: Int64 | None = None
-    masks: Any = None
-
-
-def with_carried(
-    records: Records, given: InputValues, config: DocumentConfig, tip: str = ""
+def _with_values(
+    records: Records, read: ReadColumns, sizes: Int64 | None, config: DocumentConfig, tip: str
 ) -> Records:
-    """Records, which are some of those that were read, with what follows them; those with values
-    that cannot be carried join `bad`.
+    """Return records, which are some of those that were read, with their values. Those with invalid
+    values join `bad`.
+
+    sizes  int64[m], of token ids how many there are in the input; None: other records
     """
-    documents, sizes = records.documents, given.sizes
-    kept = np.flatnonzero(np.isin(given.positions, records.positions))
+    documents = records.documents
+    kept = np.flatnonzero(np.isin(read.positions, records.positions))
     lengths = np.ones(len(kept), np.int64) if sizes is None else sizes[kept]
     of_tokens, of_records = dict[str, _Array](), dict[str, _Array]()
-    bad, defaults = dict[int, str](), dict(config.carry_default)
+    bad = dict[int, str]()
     for one in config.value_columns.values():
         if one.of == MESSAGE and records.fields is not None:  # what renders messages finds it
             of_records[one.name] = np.zeros((len(kept), *one.dtype.shape), one.dtype.base)
             continue
-        default = default_of(one, defaults[one.name]) if one.name in defaults else None
-        found, wrong = carried_in(one, given.values.get(one.name), kept, lengths, default)
+        found, wrong = _values_of(one, read.values.get(one.name), kept, lengths)
         bad = wrong | bad
         (of_tokens if one.of == TOKEN and documents is not None else of_records)[one.name] = found
     if documents is not None and of_tokens:
         if documents.offsets[-1] < lengths.sum():
-            real = _real_tokens(given.masks, kept, lengths)
+            real = _real_tokens(read.columns.get("attention_mask"), kept, lengths)
             of_tokens = {name: own[real] for name, own in of_tokens.items()}
         documents = documents.beside(of_tokens, {})
     records = replace(records, documents=documents, columns=of_records)
     return without_bad(records, bad, tip)
-
-
-def has_carried(records: Records) -> bool:
-    """Whether what follows the records is with them already."""
-    documents = records.documents
-    return bool(records.columns or (documents and documents.of_tokens.keys() - {TRAINED}))
 
 
 def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
@@ -368,20 +346,17 @@ def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
     )  # fmt: skip
 
 
-def carried_in(
-    column: ValueColumn, given: Any, kept: Int64, lengths: Int64, default: Any = None
+def _values_of(
+    column: ValueColumn, given: Any, kept: Int64, lengths: Int64
 ) -> tuple[_Array, dict[int, str]]:
-    """The values of the kept records, end to end, and what is wrong with some of them, by their
-    numbers.
+    """Return the values of the kept records, end to end, and what is wrong with some of them, by
+    their numbers. Records without a value are bad if the column has no default.
 
-    given    m values as in `with_carried`, or None; kept: int64[n], which of them
-    lengths  int64[n], how many tokens each has, where tokens have values
-    default  of records without a value; None: they are bad
+    given    m values as in `ReadColumns`, or None; kept: int64[n], which of them
+    lengths  int64[n], how many tokens each has, if tokens have values
     """
-    found = None if given is None else _all_carried(column, given, kept, lengths)
-    if found is not None:
-        return found, {}
-    return _carried_one_by_one(column, given, kept, lengths, default)
+    found = None if given is None else _good_values(column, given, kept, lengths)
+    return _values_one_by_one(column, given, kept, lengths) if found is None else (found, {})
 
 
 def _real_tokens(masks: Any, kept: Int64, lengths: Int64) -> npt.NDArray[np.bool_]:
@@ -405,7 +380,7 @@ def is_list(kind: Any) -> bool:
     return any(is_one(kind) for is_one in kinds)
 
 
-def _all_carried(column: ValueColumn, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
+def _good_values(column: ValueColumn, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
     """The values of all kept records; None where one of them may be bad."""
     try:
         if isinstance(given, pa.Array):
@@ -463,11 +438,11 @@ def _of_shape(column: ValueColumn, values: _Array, number: int) -> _Array:
     return values
 
 
-def _carried_one_by_one(
-    column: ValueColumn, given: Any, kept: Int64, lengths: Int64, default: Any
+def _values_one_by_one(
+    column: ValueColumn, given: Any, kept: Int64, lengths: Int64
 ) -> tuple[_Array, dict[int, str]]:
     """The values of all kept records, and what is wrong with some of them, by their numbers."""
-    found, bad = list[_Array](), dict[int, str]()
+    found, bad, default = list[_Array](), dict[int, str](), default_of(column)
     for number, (index, length) in enumerate(zip(kept.tolist(), lengths.tolist(), strict=True)):
         shape = (length, *column.dtype.shape) if column.of == TOKEN else column.dtype.shape
         value = None if given is None else _at(given, index)

@@ -25,7 +25,14 @@ from packer_cli.inputs.formats import DocumentReader, FirstRecords
 from packer_cli.inputs.token_columns import batches_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.options.value_columns import RECORD, TOKEN, ValueColumn, is_of_loss
+from packer_cli.options.value_columns import (
+    RECORD,
+    TOKEN,
+    ValueColumn,
+    asked_as,
+    default_for,
+    is_of_loss,
+)
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.records import (
     FILE,
@@ -119,19 +126,18 @@ class TokenizedInputs:
         seed: int | None,
         highest: int = HIGHEST_ID,
         pools: Sequence[DocumentPool] | None = None,
-        carried: Iterable[ValueColumn] = (),
-        defaults: Iterable[tuple[str, str]] = (),
+        columns: Iterable[ValueColumn] = (),
     ) -> None:
         """`seed`: of the order; None: documents come as they were tokenized. `highest`: the highest
         id that a token may have. `pools`: what to take of each file; a slice that goes beyond the
-        last document of one begins again at the first. `carried`, `defaults`: as in `Tokens`.
+        last document of one begins again at the first. `columns`: as in `Tokens`.
         """
         self._files = {file.index: file for file in files}
         self._directories = {file.index: opened(file) for file in files}
         self._seed, self._is_mixed = seed, seed is not None or pools is not None
         self._pools = dict(zip(self._files, pools or (), strict=False))
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
-        self.tokens = _CheckedTokens(self._directories, highest, carried, defaults)
+        self.tokens = _CheckedTokens(self._directories, highest, columns)
 
     @property
     def facts(self) -> list[TokenizedManifest]:
@@ -195,10 +201,9 @@ class _CheckedTokens(Tokens):
         self,
         directories: Mapping[int, TokenizedDirectory],
         highest: int,
-        carried: Iterable[ValueColumn],
-        defaults: Iterable[tuple[str, str]],
+        columns: Iterable[ValueColumn],
     ) -> None:
-        super().__init__(directories, carried, defaults)
+        super().__init__(directories, columns)
         self._highest = highest
         # of all documents, which of those that are cut have been looked at
         self._checked = np.zeros(int(self.documents[:, 1].sum()), bool)
@@ -305,9 +310,10 @@ def _named(tokenizer: Any) -> str:
     return f"{tokenizer.source} (sha256 {tokenizer.sha256[:12] or 'none'})"
 
 
-def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str, ...]:
-    """The carried columns of tokenized directories, as --carry of a run that packs them. UsageError
-    where directories have unlike ones, or one has none and there is no default.
+def with_columns_of(files: Sequence[InputFile], config: DocumentConfig) -> DocumentConfig:
+    """Return the options of a run that packs tokenized directories with their columns of values.
+
+    Raises UsageError if directories have unlike ones, or one lacks a column without a default.
     """
     found = dict[str, tuple[str, ValueColumn]]()
     for file in files:
@@ -322,17 +328,16 @@ def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str,
                     f"{as_named(place)} carries {first}, {as_named(file.path)} carries {own}",
                     "tokenize both with the same --carry",
                 )
-    defaults = dict(config.carry_default)
     for name, (place, _) in found.items():
         lacking = [file.path for file in files if name not in opened(file).value_columns]
-        if lacking and name not in defaults:
+        if lacking and name not in dict(config.carry_default):
             raise UsageError(
                 f"{as_named(place)} carries {name}, {as_named(lacking[0])} does not",
-                f"tokenize it with --carry {found[name][1]}, or say what it has: "
-                f"--carry-default {name}={int(is_of_loss(name))}",
+                f"tokenize it with {asked_as(str(found[name][1]))}, or say what it has: "
+                f"{default_for(name, int(is_of_loss(name)))}",
             )
-    check_defaults({name: one for name, (_, one) in found.items()}, config.carry_default)
-    return tuple(str(one) for _, one in found.values())
+    check_defaults({name: one for name, (_, one) in found.items()}, config)
+    return replace(config, carry=tuple(str(one) for _, one in found.values()))
 
 
 def shape_of(files: Sequence[InputFile]) -> Shape:

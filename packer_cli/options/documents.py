@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -29,7 +29,14 @@ from packer_cli.options.values import (
     choice,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 MIB, GIB = 1 << 20, 1 << 30
+# Options of documents that runs of rows from tokenized documents have, too.
+DEFAULTS = "carry_default"
+OF_ROWS_TOO = frozenset({"unit_bytes", "shard_bytes", DEFAULTS})
+BY_NAME = ("fields", "roles", "template_args", DEFAULTS)  # (name, value) pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,8 +267,13 @@ class DocumentConfig(OptionGroup):
 
     @property
     def value_columns(self) -> dict[str, ValueColumn]:
-        """The carried columns, by name."""
-        return value_columns_of(tuple(self.carry))
+        """Columns that `--carry` names, by name."""
+        return value_columns_of(tuple(self.carry), tuple(self.carry_default))
+
+    def without_other_defaults(self) -> Self:
+        """Return the options without `--carry-default` of columns that they do not name."""
+        own = tuple(one for one in self.carry_default if one[0] in self.value_columns)
+        return dataclasses.replace(self, carry_default=own)
 
     @property
     def renamed(self) -> dict[str, str]:

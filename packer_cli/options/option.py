@@ -1,4 +1,4 @@
-"""Option groups: dataclasses whose fields carry their `typer.Option`.
+"""Option groups: dataclasses whose fields have their `typer.Option`.
 
     @dataclass(frozen=True)
     class SampleOptions(OptionGroup):

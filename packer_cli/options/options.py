@@ -307,10 +307,10 @@ class PackConfig(DocumentConfig):
             object.__setattr__(self, "shuffle", not keeps_order(self.strategy))
         if self.window_tokens is None:
             # A thousand rows leave best fit next to nothing to improve; four million tokens
-            # keep the cost of a window's start and of its carried rows out of sight.
+            # keep the cost of a window's start and of the rows it keeps back out of sight.
             tokens = max(1 << 22, min(64 * self.max_length, 1 << 25))
-            carried = sum(one.bytes for one in self.value_columns.values())
-            tokens = max(self.max_length, 32 * tokens // max(32, 4 + carried))
+            more = sum(one.bytes for one in self.value_columns.values())
+            tokens = max(self.max_length, 32 * tokens // max(32, 4 + more))
             object.__setattr__(self, "window_tokens", tokens)
 
     def _rules(self) -> Iterator[Rule]:

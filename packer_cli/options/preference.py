@@ -69,10 +69,10 @@ def may_be_preference(names: Collection[str]) -> bool:
 
 
 def preference_fields(
-    record: Mapping[str, Any], config: DocumentConfig, carried: Collection[str]
+    record: Mapping[str, Any], config: DocumentConfig, used: Collection[str]
 ) -> list[str]:
     """The fields that make a record a preference record; [] if it is not, or if --field names the
-    answer. `carried`: names of --carry, which uses a label.
+    answer. `used`: fields that are columns of values, which a label may be.
     """
     if not may_be_preference(record) or names_answer(config, record):
         return []
@@ -87,7 +87,7 @@ def preference_fields(
     labels = [
         name
         for name, value in record.items()
-        if _meaning(name) == "label" and type(value) is bool and name not in carried
+        if _meaning(name) == "label" and type(value) is bool and name not in used
     ]
     if shape is not None:
         return labels if shape.is_composed else []

@@ -15,14 +15,14 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, Generic, TypeVar
 
 from typer import Option
 
 from packer_cli.errors import UsageError, from_os_error, nearest
-from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.documents import BY_NAME, DEFAULTS, OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.formats import format_of
 from packer_cli.options.option import (
     DeclaredOption,
@@ -49,7 +49,7 @@ else:
 _Options = TypeVar("_Options", bound=EncodingOptions)
 _Kind = TypeVar("_Kind")
 _ROWS = {one.name for one in fields(PackConfig)} - {one.name for one in fields(DocumentConfig)}
-_ROWS |= {"unit_bytes", "shard_bytes", "carry_default"}  # of rows, too
+_ROWS |= OF_ROWS_TOO
 # What becomes of an earlier result: one word on the command line takes the place of all others.
 _EARLIER = {"overwrite", "add"}
 _SOURCE = 'a source is a table [[source]] with name = "web" and inputs = ["web/*.parquet"]'
@@ -161,7 +161,7 @@ def _merged(before: Values, after: Values) -> Values:
     are kept.
     """
     values = before | after
-    for name in ("fields", "roles", "template_args", "carry_default"):
+    for name in BY_NAME:
         if name in before and name in after:
             values[name] = tuple(sorted((dict(before[name]) | dict(after[name])).items()))
     return values
@@ -177,9 +177,8 @@ def _source(file: _File, table: Values, given: Values) -> Source:
     values = _of(DocumentConfig, _merged(_merged(file.values, own), given))
     place = f"{file.path}, source {table['name']!r}"
     config = _made(DocumentConfig, values, given, place)
-    if "carry_default" not in own:  # those of other sources, which only their rows are without
-        defaults = [one for one in config.carry_default if one[0] in config.value_columns]
-        config = replace(config, carry_default=tuple(defaults))
+    if DEFAULTS not in own:  # those of other sources, which only their rows are without
+        config = config.without_other_defaults()
     _refuse_itself(file.path, place, table["inputs"], config)
     return Source(table["name"], table["inputs"], config, frozenset(values.keys() - own.keys()))
 

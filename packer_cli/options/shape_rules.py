@@ -19,7 +19,7 @@ from packer_cli.options.shapes import (
     Shape,
     list_in,
 )
-from packer_cli.options.value_columns import MESSAGE
+from packer_cli.options.value_columns import MESSAGE, OF_MESSAGES
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
 _Config = TypeVar("_Config", bound=DocumentConfig)
@@ -236,7 +236,7 @@ def _rules_of_all(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]
 def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
     yield "" in config.turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
     given = {  # they say what of the assistant's is trained on
-        "--carry of messages": any(one.of == MESSAGE for one in config.value_columns.values()),
+        OF_MESSAGES: any(one.of == MESSAGE for one in config.value_columns.values()),
         "--turn-end": config.turn_end,
         "--turns each": config.turns == "each" and shape.is_chat,
         "--train-reasoning": config.train_reasoning is not None,

@@ -1,4 +1,5 @@
-"""Carried columns: values of a record, or of each of its tokens, that follow it into rows.
+"""Columns of values that `--carry` names: values of a record, or of each of its tokens, that
+follow it into rows.
 
     logprobs:float32            a value for each token
     reward:float32/record       one for the record, and in rows one for each segment of it
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ TYPES = {
     "bool": "uint8",
 }
 TOKEN, MESSAGE, RECORD = "token", "message", "record"
+OF_MESSAGES = "--carry of messages"  # as an option, in errors
 # In traces, what each token has that the model sampled, and the weights of all tokens.
 SAMPLED, LOSS_WEIGHTS = ("logprobs", "advantages", "reference_logprobs"), "loss_weights"
 _FORM = re.compile(r"(.+):([a-z0-9]+)(?:\[([0-9]+)\])?(?:/(token|message|record))?", re.DOTALL)
@@ -51,16 +53,18 @@ _TAKEN = frozenset((
 class ValueColumn:
     """One carried column.
 
-    name   of the field of records, and of the column
-    type   one of TYPES
-    count  how many values there are where others have one; None: one, not in a list
-    of     what has a value: TOKEN, MESSAGE or RECORD; "" until records have told
+    name     of the field of records, and of the column
+    type     one of TYPES
+    count    how many values there are where others have one; None: one, not in a list
+    of       what has a value: TOKEN, MESSAGE or RECORD; "" until records have told
+    default  JSON text of the value where a record or source has none; None: it must have one
     """
 
     name: str
     type: str
     count: int | None = None
     of: str = ""
+    default: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         count = "" if self.count is None else f"[{self.count}]"
@@ -105,8 +109,13 @@ def is_of_loss(name: str) -> bool:
 
 
 @lru_cache
-def value_columns_of(texts: Sequence[str]) -> dict[str, ValueColumn]:
-    """The columns that `--carry` names, by name. `texts`: a tuple. Raises UsageError."""
+def value_columns_of(
+    texts: Sequence[str], defaults: Sequence[tuple[str, str]] = ()
+) -> dict[str, ValueColumn]:
+    """Return the columns that `--carry` names, by name, with their `--carry-default`.
+
+    texts, defaults  tuples. Raises UsageError.
+    """
     found = dict[str, ValueColumn]()
     for text in texts:
         form = _FORM.fullmatch(text)
@@ -121,5 +130,15 @@ def value_columns_of(texts: Sequence[str]) -> dict[str, ValueColumn]:
         if name in found or name in _TAKEN:
             why = "named twice" if name in found else "a column that rows have already"
             raise UsageError(f"--carry: {name!r} is {why}", "leave it out, or rename the field")
-        found[name] = ValueColumn(name, kind, number, of or "")
+        found[name] = ValueColumn(name, kind, number, of or "", dict(defaults).get(name))
     return found
+
+
+def asked_as(column: str) -> str:
+    """Return the option that names a column."""
+    return f"--carry {column}"
+
+
+def default_for(name: str, value: object = 0) -> str:
+    """Return the option that gives records without a value one."""
+    return f"--carry-default {name}={value}"

@@ -33,7 +33,7 @@ import packer_cli
 from packer_cli.errors import UsageError, cut, from_os_error, one_line
 from packer_cli.options.option import refuse
 from packer_cli.reports import PageRow, Report, Rows
-from packer_cli.reports.show import Shown, carried_in
+from packer_cli.reports.show import Shown, values_shown
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, short_name
 from packer_cli.result.manifest import is_manifest
 from packer_cli.result.wording import count, percent, plural
@@ -235,7 +235,7 @@ def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder 
             runs = [len(list(run)) for _, run in groupby(trained)]
             begun = int(trained[0]) if trained else -1
             origin = "" if segment.origin is None else str(segment.origin)
-            more = "; ".join(filter(None, [origin, carried_in(segment)]))
+            more = "; ".join(filter(None, [origin, values_shown(segment)]))
             segments.append([len(own), begun, runs, len(segment.ids), *[more] * bool(more)])
             numbers += [number for number, _ in own]
         contents.append({"segments": segments, "padding": one.padding})

@@ -50,7 +50,7 @@ class Segment:
     origin   None when the column segments was not written
     ids      int32[tokens]
     trained  bool[tokens], or None when the column labels was not written
-    carried  by name: what follows the record, or [tokens], what follows each token; K of these are
+    values  by name: what follows the record, or [tokens], what follows each token; K of these are
              lists
     """
 
@@ -58,7 +58,7 @@ class Segment:
     origin: Origin | None
     ids: Int32
     trained: npt.NDArray[np.bool_] | None
-    carried: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
         its = slice(begin, begin + length)
         flags = None if trained is None else trained[its]
-        carried = {
+        here = {
             own: values[own][number] if one.is_of_segments else values[own][0, its]
             for own, one in columns
         }
-        segments.append(Segment(number, places[number], ids[its], flags, carried))
+        segments.append(Segment(number, places[number], ids[its], flags, here))
     padding = packed.max_length - int(lengths.sum())
     return Shown("row", index, shard.file, in_shard, segments, padding=padding)
 
@@ -158,13 +158,13 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
     origin = input_origin(facts.inputs[file], facts.config, position)
     places = {FILE: first, POSITION: np.array([index]), START: first}
     found = tokens.fetch(Documents(None, offsets_of(length), {}, places))
-    carried = {
+    values = {
         name: as_numbers(one, found.of_documents[name])[0]
         if one.is_of_segments
         else as_numbers(one, found.of_tokens[name])
         for name, one in tokenized.value_columns.items()
     }
-    whole = Segment(0, origin, found.token_ids.view(np.int32), flags, carried)
+    whole = Segment(0, origin, found.token_ids.view(np.int32), flags, values)
     in_shard = index - int(tokenized.firsts[number])
     return Shown("document", index, shard.file, in_shard, [whole])
 
@@ -226,14 +226,14 @@ def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
         content = {"text": "".join(span.text for span in run)} if decoder else {"ids": ids}
         spans.append(content | {"trained": trained})
     text = "".join(span.text for span in _spans(segment, decoder, whole=True))
-    carried = {name: _plain(values) for name, values in segment.carried.items()}
+    values = {name: _plain(values) for name, values in segment.values.items()}
     return {
         **origin_as_json(segment.origin),
         "tokens": len(segment.ids),
         "trained_tokens": _trained_in([segment]),
         "text": text if decoder else None,
         "spans": spans,
-        **({"carried": carried} if carried else {}),
+        **({"carried": values} if values else {}),
     }
 
 
@@ -244,10 +244,10 @@ def _plain(values: Any) -> Any:
     return values.tolist()
 
 
-def carried_in(segment: Segment) -> str:
+def values_shown(segment: Segment) -> str:
     """What follows a segment, for people: "reward 0.5; logprobs -2.1 to -0.1, mean -0.7"."""
     parts = []
-    for name, values in segment.carried.items():
+    for name, values in segment.values.items():
         if values.ndim == 0:
             parts.append(f"{visible(name)} {value(values.item())}")
         else:
@@ -292,8 +292,8 @@ class Printer:
             if of_row:
                 self._add(f"{rule} segment {one.index}", "bold cyan")
                 self._add(f": {_about(one)}\n", "cyan")
-            if one.carried:
-                self._add(f"   {carried_in(one)}\n", "cyan")
+            if one.values:
+                self._add(f"   {values_shown(one)}\n", "cyan")
             self._print_tokens(_spans(one, self._decoder))
         if shown.padding and segments is every:
             self._add(f"... {plural(shown.padding, 'padding token')}\n", "dim")

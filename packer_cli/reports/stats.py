@@ -284,7 +284,7 @@ def _carried_figures(manifest: Result) -> dict[str, Any]:
     """What is known of each carried column, by name; of a view, where its values are."""
     total = dict[str, Measured]()
     for shard in manifest.shards:
-        add_measured(total, shard.carried)
+        add_measured(total, shard.values)
     found = dict[str, Any]()
     for name, one in manifest.config.value_columns.items():
         found[name] = {"type": one.type, "count": one.count, "of": one.of}

@@ -73,10 +73,10 @@ def built(kind: type[_Kind]) -> type[_Kind]:
 
 
 @built
-class Shard(Struct, omit_defaults=True):
+class Shard(Struct, omit_defaults=True, rename={"values": "carried"}):
     """One finished file, as the manifest and the records of units describe it.
 
-    carried  of the values in each carried column, without padding; of views, which have none, {}
+    values  of each carried column, without padding; {} for views, whose shards have none
     """
 
     file: Annotated[str, Meta(pattern=_SHARD_PATTERN, max_length=100)]
@@ -87,7 +87,7 @@ class Shard(Struct, omit_defaults=True):
     trained_tokens: Count
     bytes: AtLeastOne
     sha256: str
-    carried: dict[str, Measured] = {}
+    values: dict[str, Measured] = {}
 
     @classmethod
     def begun(cls, file: str, unit: int) -> Shard:

@@ -118,8 +118,8 @@ class View(PackedDirectory):
         """
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
-        self._carried = facts.config.value_columns
-        self._tokens = Tokens(self.directories, self._carried.values(), facts.config.carry_default)
+        self._columns = facts.config.value_columns
+        self._tokens = Tokens(self.directories, self._columns.values())
 
     def _complete(self, shard: Shard) -> Iterator[Any]:
         return (batch for batch, _ in self.counted(shard))
@@ -197,12 +197,12 @@ class View(PackedDirectory):
             out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
             config.segment_multiple, padded, True,
         )  # fmt: skip
-        if any(name in self._carried for name in columns):
+        if any(name in self._columns for name in columns):
             pieces = Documents.of(None, offsets_of(length)).beside({}, {START: start})
             pieces = self._tokens.with_columns(pieces, number)
             made = values_in_rows(config, pieces, np.arange(count), row_offsets)
             for name, column in made.items():
-                of_segments = self._carried[name].is_of_segments
+                of_segments = self._columns[name].is_of_segments
                 out[name] = Lists(column, row_offsets) if of_segments else column
         out["cu_seqlens"] = lists
         if padded is not None:
@@ -378,10 +378,11 @@ class Joined:
 def _properties(packed: PackedDirectory) -> dict[str, object]:
     """What rows of one batch must have in common, in words."""
     facts, tokenizer = packed.facts, packed.facts.tokenizer
+    columns = sorted(map(str, facts.config.value_columns.values()))
     return {
         "max_length": packed.max_length,
         "the segment multiple": packed.segment_multiple,
-        "what is carried": ", ".join(sorted(facts.config.carry)) or "nothing",
+        "columns of values": ", ".join(columns) or "none",
         "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
     }
 

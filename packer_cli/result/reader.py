@@ -81,7 +81,7 @@ def plain_type(kind: Any) -> np.dtype[Any]:
 class Lists:
     """b lists of different lengths, end to end.
 
-    values  int32[k], or int64, int8 or what a carried column has
+    values  int32[k], or int64, int8 or the type of a column of values
     ends    int64[b + 1]: list i is values[ends[i]:ends[i + 1]]
     """
 
@@ -545,10 +545,10 @@ def places_in(batch: Any, max_length: int) -> tuple[Int64, Int64, Int64]:
     return begin + rows * max_length, length, first
 
 
-def measured_in(batch: Any, carried: Iterable[ValueColumn]) -> dict[str, Measured]:
-    """What a shard says of the carried columns of a sound batch, of rows or of documents."""
+def measured_in(batch: Any, columns: Iterable[ValueColumn]) -> dict[str, Measured]:
+    """Return what a shard says of the columns of values of a valid batch of rows or documents."""
     found = dict[str, Measured]()
-    for one in carried:
+    for one in columns:
         values, where = values_in(batch, one), tuple[Int64, ...]()
         if "cu_seqlens" in batch.schema.names and not one.is_of_segments:
             where = places_in(batch, values.shape[1])[:2]
@@ -558,8 +558,10 @@ def measured_in(batch: Any, carried: Iterable[ValueColumn]) -> dict[str, Measure
 
 
 def values_in(batch: Any, column: ValueColumn) -> npt.NDArray[Any]:
-    """A carried column as it is stored: of rows [rows, max_length], or [s] of records; of documents
-    [T], or [n] of records. With K values each has another dimension.
+    """Return a column of values as it is stored.
+
+    Of rows: [rows, max_length], or [segments] if records have the values. Of documents: [T], or
+    [n]. With K values each has another dimension.
     """
     stored = batch.column(column.name)
     is_list = pa.types.is_list(stored.type)

@@ -9,7 +9,7 @@ attention_mask  1 in segments, 0 in padding
 input_ids       >= 0; pad_token_id in padding
 labels          the token or -100; -100 on padding and on each segment's first token
 position_ids    restart at 0 in every segment, go on in its padding, restart in the row's
-carried         0 outside segments; finite; a bool 0 or 1; of records a value for each segment
+values          0 outside segments; finite; a bool 0 or 1; of records a value for each segment
 
 Segments lead back to documents: a document's pieces lie in the rows of one unit. Segments of a unit
 are kept as int64[4, segments]: the input, the document's position in it, the segment's first token
@@ -244,7 +244,7 @@ def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
 
 
 def _of_values(column: ValueColumn, values: Any) -> Iterator[tuple[str, _Flags]]:
-    """(rule, where it holds) of what a carried column has for tokens, or for records."""
+    """(rule, where it holds) of what a column of values has for tokens, or for records."""
     if column.is_float:
         finite = np.isfinite(as_numbers(column, values))
         yield f"{column.name} holds a value that is not finite", _each(column, finite)
@@ -257,10 +257,10 @@ def _each(column: ValueColumn, holds: _Flags) -> _Flags:
     return holds if column.count is None else np.asarray(holds.all(-1))
 
 
-def broken_segments(batch: Any, carried: Sequence[ValueColumn] = ()) -> list[Broken]:
+def broken_segments(batch: Any, columns: Sequence[ValueColumn] = ()) -> list[Broken]:
     """The broken rules of columns with a value for each segment. The boundaries must be sound."""
     offsets = segments_of(batch)[2]
-    for name in ("segments", *(one.name for one in carried if one.is_of_segments)):
+    for name in ("segments", *(one.name for one in columns if one.is_of_segments)):
         if name in batch.schema.names:
             counts = np.diff(batch.column(name).offsets.to_numpy())
             holds = counts == np.diff(offsets)
@@ -346,13 +346,13 @@ def sound_batches(
 
 
 def _broken_documents(
-    batch: Any, highest: int | None, inputs: int, carried: Iterable[ValueColumn]
+    batch: Any, highest: int | None, inputs: int, columns: Iterable[ValueColumn]
 ) -> Iterator[tuple[int, str]]:
     """(document, what is wrong with it) of a batch, at most one of each kind.
 
     highest  the highest id there may be; None where that is not known
     inputs   how many inputs there are
-    carried  its carried columns
+    columns  its columns of values
     """
     ids, offsets = lists_of(batch, "input_ids")
     highest = np.iinfo(np.int32).max if highest is None else highest
@@ -365,7 +365,7 @@ def _broken_documents(
         yield at, f"is of input {file[at]}, there are {inputs}"
     for at in np.flatnonzero(lengths == 0)[:1].tolist():
         yield at, "has no tokens"
-    for one in carried:
+    for one in columns:
         yield from _broken_values(batch, one, offsets)
     if "trained" not in batch.schema.names:
         return
@@ -381,7 +381,7 @@ def _broken_documents(
 
 
 def _broken_values(batch: Any, column: ValueColumn, offsets: Int64) -> Iterator[tuple[int, str]]:
-    """(document, what is wrong with its carried values), at most one of each kind."""
+    """(document, what is wrong with its values), at most one of each kind."""
     values, edges = values_in(batch, column), np.arange(len(offsets))
     if not column.is_of_segments:
         edges = lists_of(batch, column.name)[1]

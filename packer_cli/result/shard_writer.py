@@ -181,10 +181,10 @@ class ShardParts(Parts):
         segments: int,
         tokens: int,
         trained_tokens: int,
-        carried: Mapping[str, Measured] = MappingProxyType({}),
+        values: Mapping[str, Measured] = MappingProxyType({}),
     ) -> None:
         """Append a record batch with so many segments, tokens and trained tokens in its rows, and
-        such values in carried columns.
+        what is measured of their `values`.
         """
         try:
             self.write(batch)
@@ -197,7 +197,7 @@ class ShardParts(Parts):
         shard.segments += segments
         shard.tokens += tokens
         shard.trained_tokens += trained_tokens
-        add_measured(shard.carried, carried)
+        add_measured(shard.values, values)
 
     def close(self) -> None:
         if self.names:
@@ -207,12 +207,12 @@ class ShardParts(Parts):
 
 def column_type(name: str, config: PackConfig) -> Any:
     """The Arrow type of a column; its values are never null."""
-    carried = config.value_columns.get(name)
-    if name in PADDED or (carried and not carried.is_of_segments):
-        kind = carried.arrow_type if carried else pa.from_numpy_dtype(PADDED[name])
+    column = config.value_columns.get(name)
+    if name in PADDED or (column and not column.is_of_segments):
+        kind = column.arrow_type if column else pa.from_numpy_dtype(PADDED[name])
         return pa.list_(pa.field("item", kind, nullable=False), config.max_length)
-    if carried:
-        return pa.list_(pa.field("item", carried.arrow_type, nullable=False))
+    if column:
+        return pa.list_(pa.field("item", column.arrow_type, nullable=False))
     if name in ("cu_seqlens", PADDED_BOUNDARIES):
         kind = pa.int32()
     else:
@@ -222,9 +222,9 @@ def column_type(name: str, config: PackConfig) -> Any:
 
 
 def rows_per_batch(config: PackConfig) -> int:
-    """Rows in a record batch, if there are so many: fewer where they carry much."""
-    carried = sum(one.bytes for one in config.value_columns.values())
-    return max(1, 8 * _BATCH_TOKENS // (8 + carried) // config.max_length)
+    """Rows in a record batch, if there are so many: fewer if columns of values need memory."""
+    more = sum(one.bytes for one in config.value_columns.values())
+    return max(1, 8 * _BATCH_TOKENS // (8 + more) // config.max_length)
 
 
 def schema(
@@ -375,7 +375,7 @@ class ShardWriter:
 def values_in_rows(
     config: PackConfig, documents: Documents, order: Int64, row_offsets: Int64
 ) -> dict[str, Any]:
-    """Return the columns of `--carry` in rows, copied: of tokens [rows, max_length], 0 in padding;
+    """Return the columns of values in rows, copied: of tokens [rows, max_length], 0 in padding;
     of records [segments]; with K values each [..., K].
 
     order, row_offsets  as in `PlannedRows`
@@ -438,12 +438,12 @@ def documents_schema(
     tokenizer_sha256: str,
     *,
     has_trained: bool,
-    carried: Iterable[ValueColumn] = (),
+    columns: Iterable[ValueColumn] = (),
 ) -> Any:
     """The Arrow schema of document shards, with what a reader must know as metadata.
 
     `trained` lists [start, stop, ...] of the tokens trained on; null: all of them. Without that
-    column all tokens of all documents are trained on. A carried column
+    column all tokens of all documents are trained on. A column of values
     has a list for each document, with a value for each token, or the record's value.
     """
     ids = pa.list_(pa.field("item", pa.int32(), nullable=False))
@@ -460,7 +460,7 @@ def documents_schema(
                 else pa.list_(pa.field("item", one.arrow_type, nullable=False)),
                 nullable=False,
             )
-            for one in carried
+            for one in columns
         ),
     ]
     metadata = {
@@ -518,16 +518,16 @@ class DocumentWriter:
         unit: int,
         shard_bytes: int,
         schema: Any,
-        carried: Mapping[str, ValueColumn] = MappingProxyType({}),
+        columns: Mapping[str, ValueColumn] = MappingProxyType({}),
     ) -> None:
-        self._carried = carried
+        self._columns = columns
         self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes)
         self._indexes = ShardParts(folder, unit, INDEX, INDEX_SCHEMA, 0)  # of a batch each
         self._index: list[Any] = []  # of the open part
         self._waiting = list[Documents]()
         self._tokens = 0
-        each = 8 + sum(one.bytes for one in carried.values())
-        self._batch_tokens = 8 * _BATCH_TOKENS // each  # fewer where they carry much
+        each = 8 + sum(one.bytes for one in columns.values())
+        self._batch_tokens = 8 * _BATCH_TOKENS // each  # fewer if they have many values
         # for ids of batches put together, again and again: fresh memory costs more than the copy
         self._room = np.empty(_ROOM_TOKENS, np.uint32)
 
@@ -567,7 +567,7 @@ class DocumentWriter:
             ),
         }
         figures = dict[str, Measured]()
-        for name, one in self._carried.items():
+        for name, one in self._columns.items():
             kind, edges = self._documents.schema.field(name).type, batch.offsets.astype(np.int32)
             own = batch.of_documents[name] if one.is_of_segments else batch.token_values(name)
             columns[name] = _flat(kind, own) if one.is_of_segments else ragged(kind, edges, [own])

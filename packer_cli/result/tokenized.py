@@ -144,12 +144,12 @@ class TokenizedDirectory(Stored):
         return documents_schema(
             self.facts.tokenizer_sha256,
             has_trained=self.facts.config.shape != "text",
-            carried=self.value_columns.values(),
+            columns=self.value_columns.values(),
         )
 
     @property
     def value_columns(self) -> dict[str, ValueColumn]:
-        """The carried columns, by name."""
+        """Columns of values, by name."""
         return self.facts.config.value_columns
 
     def _map(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Any:
@@ -164,7 +164,7 @@ class TokenizedDirectory(Stored):
 
     def documents_by_index(self, maps: list[mmap.mmap]) -> Iterator[Any]:
         """The record batches of all shards, whose documents have as many tokens as the indexes say,
-        and as many values of each carried column of tokens. OUT maps: those of the files.
+        and as many values in each column of tokens. OUT maps: those of the files.
         """
         first, of_tokens = 0, {"input_ids": "tokens"}
         of_tokens |= {one.name: f"values of {one.name}"
@@ -244,14 +244,10 @@ class Tokens:
     def __init__(
         self,
         directories: Mapping[int, TokenizedDirectory],
-        carried: Iterable[ValueColumn] = (),
-        defaults: Iterable[tuple[str, str]] = (),
+        columns: Iterable[ValueColumn] = (),
     ) -> None:
-        """`carried`: columns that `fetch` gives; `defaults`: as `--carry-default` has them, of
-        those that a directory lacks.
-        """
-        self._directories, self._carried = directories, list(carried)
-        self._defaults = dict(defaults)
+        """`columns`: those that `fetch` gives, with defaults if a directory lacks them."""
+        self._directories, self._columns = directories, list(columns)
         self.documents = np.zeros((max(directories, default=-1) + 1, 2), np.int64)
         first = 0
         for number, directory in directories.items():
@@ -342,11 +338,11 @@ class Tokens:
 
     def with_columns(self, pieces: Documents, number: Int64) -> Documents:
         """Return pieces, with their START, of `numbered` documents with the columns of these."""
-        if not self._carried:
+        if not self._columns:
             return pieces
         span = np.searchsorted(self.spans.firsts, number, side="right") - 1
         of_tokens, of_documents = dict[str, Any](), dict[str, Any]()
-        for one in self._carried:
+        for one in self._columns:
             if one.is_of_segments:
                 of_documents[one.name] = self._of_documents(one, number, span)
             else:
@@ -361,7 +357,7 @@ class Tokens:
         if there.any():
             out[there] = self.spans.of_documents(column, number[there], span[there])
         if not there.all():
-            out[~there] = default_of(column, self._defaults[column.name])
+            out[~there] = default_of(column)
         return out
 
     def _of_tokens(

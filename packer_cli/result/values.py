@@ -1,9 +1,9 @@
-"""Values of carried columns as arrays: how they are stored, put together, and counted."""
+"""Values of carried columns as arrays: how they are stored, and what is counted of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -11,20 +11,28 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli.errors import UsageError
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.value_columns import ValueColumn
 
 
-def check_defaults(columns: Mapping[str, ValueColumn], defaults: Iterable[tuple[str, str]]) -> None:
-    """UsageError for a `--carry-default` of no column, and for one that is no value of it."""
-    for name, text in defaults:
+def check_defaults(columns: Mapping[str, ValueColumn], config: DocumentConfig) -> None:
+    """Raise UsageError for a `--carry-default` without a column, and for an invalid value."""
+    for name, text in config.carry_default:
         if name not in columns:
             raise UsageError(f"--carry-default: nothing carries {name!r}", "leave it out")
-        default_of(columns[name], text)
+        _default(columns[name], text)
+
+
+def default_of(column: ValueColumn) -> Any:
+    """Return the value that `--carry-default` gives a column, as it is stored; None without one.
+
+    Raises UsageError for an invalid value.
+    """
+    return None if column.default is None else _default(column, column.default)
 
 
 @lru_cache  # asked for at each span, and for each batch of rows
-def default_of(column: ValueColumn, text: str) -> Any:
-    """The value that `--carry-default` gives a column. Raises UsageError."""
+def _default(column: ValueColumn, text: str) -> Any:
     try:
         value = np.asarray(json.loads(text))
         if value.shape != column.dtype.shape:

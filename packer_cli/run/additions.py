@@ -151,8 +151,8 @@ def _tokenizer_of(manifest: Result) -> Chosen:
 def known_shapes(
     directory: Path, current: list[InputFile], config: DocumentConfig, options: RunOptions
 ) -> KnownShapes:
-    """Return the shapes and carried columns that a finished result knows: of `current` inputs that
-    have not changed, and of those that --add keeps though they are not named.
+    """Return the shapes and columns of values that a finished result knows: of `current` inputs
+    that have not changed, and of those that --add keeps though they are not named.
 
     Raises DataError with --add, if the manifest cannot be read.
     """

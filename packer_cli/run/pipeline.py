@@ -40,11 +40,11 @@ from packer_cli.inputs.detection import (
     KnownShapes,
     detect_shape,
     ignored_columns,
-    resolve_carry,
     unknown_speakers,
+    with_bearers,
 )
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.tokenized import carried_of, is_tokenized
+from packer_cli.inputs.tokenized import is_tokenized, with_columns_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -151,7 +151,7 @@ def settle(
     """
     if is_tokenized(files):
         shape, chosen = choose_tokenized(files, config, tokenizer_name)
-        config = replace(config, carry=carried_of(files, config))
+        config = with_columns_of(files, config)
         return Run(for_shape(config, shape), shape, tuple(files), (), chosen)
     if isinstance(config, PackConfig) and config.view:
         raise UsageError(
@@ -165,8 +165,7 @@ def settle(
         if some:
             options.notify(f"{named(some, 1)}: {member}")
     check_options_apply(config, shape)
-    config = replace(config, carry=resolve_carry(detected, shape, config, known))
-    config = for_shape(config, shape)
+    config = for_shape(with_bearers(detected, shape, config, known), shape)
     for one in ignored_columns(detected, shape, config):
         _name_ignored(one, config, options)
     chosen = choose_encoding(shape, config, tokenizer_name, options)

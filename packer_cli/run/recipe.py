@@ -32,7 +32,7 @@ from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.mixing import missed_share
-from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.documents import OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source, in_terms_of_keys
 from packer_cli.options.run_options import RunOptions
@@ -53,7 +53,6 @@ from packer_cli.storage import put_file, sync
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
 Side = tuple[str | None, list[str], list[PackConfig]]
-_OF_RUN = {"unit_bytes", "shard_bytes", "carry_default"}  # options of documents that rows have, too
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ def rows_of(
     sources = tuple(replace(one, inputs=len(its.directories)) for one, its in amounts)
     # only these are left for rows once documents are tokens
     defaults: dict[str, Any] = {
-        one.name: one.default for one in fields(DocumentConfig) if one.name not in _OF_RUN
+        one.name: one.default for one in fields(DocumentConfig) if one.name not in OF_ROWS_TOO
     }
     inputs = [path for its in tokens for path in its.directories]
     sides = [TRAIN, VALIDATION] if mixture.is_split else [None]

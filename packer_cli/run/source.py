@@ -19,16 +19,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import UNSET, structs
 
 from packer_cli.errors import DamagedInputError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.inputs.token_columns import InputValues, has_carried, with_carried
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
-from packer_cli.options.documents import MIB, DocumentConfig
+from packer_cli.options.documents import MIB, OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
@@ -81,11 +79,6 @@ if TYPE_CHECKING:
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _TEXT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 _TURN_END = re.compile(r"<\|(eot|eot_id|eom|eom_id|im_end|end|end_of_turn|return)\|>|<end_of_turn>")
-_STILL = {
-    "unit_bytes",
-    "shard_bytes",
-    "carry_default",
-}  # options that make sense for documents that are tokens
 _Render = Callable[["Conversation"], "Document"]
 _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 
@@ -198,7 +191,7 @@ def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None)
     late = [
         option.flag
         for name, option in options_of(DocumentConfig).items()
-        if name not in _STILL and getattr(config, name) != defaults[name]
+        if name not in OF_ROWS_TOO and getattr(config, name) != defaults[name]
     ]
     if tokenizer is not None and choose(tokenizer)[1] == "--tokenizer":
         late.insert(0, "--tokenizer")
@@ -312,26 +305,14 @@ def _composing(
 
 
 def _reading(own: _Own, others: Mapping[str | None, Read] = MappingProxyType({})) -> Read:
-    """What reads slices: by shape `others`, or else as they are stored; what is carried has its
-    default where the format has no room for it.
-    """
+    """Return what reads slices: `others`, by shape, or else what reads them as they are stored."""
 
     def read(file: InputFile, part: Slice) -> Iterator[Records]:
         if file.shape in others:
             return others[file.shape](file, part)
-        shape, config = own[file.shape]
-        found = reader_for(file.format).read(file, part, shape, config)
-        is_lacking = config.value_columns and shape.kind != TRACE
-        return map(partial(_carrying, config), found) if is_lacking else found
+        return reader_for(file.format).read(file, part, *own[file.shape])
 
     return read
-
-
-def _carrying(config: DocumentConfig, records: Records) -> Records:
-    if has_carried(records):
-        return records
-    sizes = None if records.documents is None else np.diff(records.documents.offsets)
-    return with_carried(records, InputValues(records.positions, {}, sizes), config)
 
 
 def _by_shape(encoders: dict[str | None, Encode]) -> Encode:
@@ -482,9 +463,8 @@ def _tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     if TOKENIZER in facts.side_files:
         highest = highest_id(_kept(folder, facts, TOKENIZER))
     inputs = TokenizedInputs(
-        files, seed, highest, choice.pools if choice else None, config.value_columns.values(),
-        config.carry_default,
-    )  # fmt: skip
+        files, seed, highest, choice.pools if choice else None, config.value_columns.values()
+    )
     tokenizers, info = [one.tokenizer for one in inputs.facts], None
     if tokenizers[0] is not None:  # what is around documents, only if all agree
         around = {name: _agreed(tokenizers, name) for name in ("prefix", "suffix")}

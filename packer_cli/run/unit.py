@@ -344,14 +344,14 @@ class UnitDocuments(UnitMaker):
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         super().__init__(unit, job)
-        carried = job.run.config.value_columns
+        columns = job.run.config.value_columns
         schema = documents_schema(
             job.tokenizer_sha256,
             has_trained=job.run.shape.kind != "text",
-            carried=carried.values(),
+            columns=columns.values(),
         )
         limit = job.run.config.shard_bytes
-        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, carried)
+        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, columns)
 
     def add(self, batch: Documents) -> None:
         """Raises DataError for documents that are too long to number."""

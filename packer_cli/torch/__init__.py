@@ -2,7 +2,7 @@
 
 PackedDataset, PackedSampler     finished directories, and an order of their rows
 varlen_collate, ...              rows to a model's arguments
-weighted_loss, ...               losses of values that `--carry` took along
+weighted_loss, ...               losses of values beside tokens
 check_isolation                  whether a model's documents see each other
 PackedTrainerMixin               all of it for transformers' Trainer and TRL's
 PackingIterableDataset           documents packed while training reads them

@@ -207,8 +207,8 @@ def separate_collate(rows: Any) -> dict[str, Any]:
         columns[_OF_DOCUMENTS] = torch.from_numpy(sources)
         columns["source_ids"] = torch.where(inside, columns[_OF_DOCUMENTS][:, None], -1)
     carried = {name: _apart(values, taken, inside, 0)
-               for name, values in batch.carried_by_tokens().items()}  # fmt: skip
-    carried |= batch.carried_by_documents(documents)
+               for name, values in batch.token_values().items()}  # fmt: skip
+    carried |= batch.document_values(documents)
     return with_carried(columns | {"position_ids": positions, "use_cache": False}, carried)
 
 
@@ -260,8 +260,8 @@ def _laid_out(
     edges |= {"max_length_q": longest, "max_length_k": longest, "use_cache": False}
     columns = {name: values.view(shape) for name, values in columns.items()}
     carried = {name: values.reshape(*shape, *values.shape[2:])
-               for name, values in batch.carried_by_tokens().items()}  # fmt: skip
-    carried |= batch.carried_by_documents(documents)
+               for name, values in batch.token_values().items()}  # fmt: skip
+    carried |= batch.document_values(documents)
     with_carried(edges, carried)  # which raises
     return with_carried(columns, carried), edges
 
@@ -425,5 +425,5 @@ def _of_rows(batch: RowBatch) -> PackedBatch:
         as_rows("labels"),
         None if mask is None else mask.long(),
         as_rows("source_ids"),
-        {name: collated[name] for name in batch.carried} | batch.carried_by_tokens(),
+        {name: collated[name] for name in batch.kinds} | batch.token_values(),
     )

@@ -56,7 +56,7 @@ class PackedDataset:
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
     uint8[L], cu_seqlens int32[segments + 1], source int32[segments], an index of `sources`.
-    Columns of `--carry` keep their types, bfloat16 and bool included, except uint16, which becomes
+    Columns of values keep their types, bfloat16 and bool included, except uint16, which becomes
     int32. Values of tokens are [L], or [L, K] with K values each, and 0 on padding; values of
     records are [segments] or [segments, K]. Value i belongs to token i.
     `dataset.__getitems__([i, ...])`, which DataLoader calls, is a `RowBatch` for the collators of
@@ -198,17 +198,17 @@ class PackedDataset:
             values = packed.gather(rows, names)
         except ValueError as error:  # changed while it was mapped
             raise DataError(f"{path}: {error}", PACK_AGAIN) from error
-        carried = {}
+        kinds = {}
         for name, column in packed.facts.config.value_columns.items():
             if name in values:
-                carried[name] = getattr(torch, "int32" if column.type == "uint16" else column.type)
+                kinds[name] = getattr(torch, "int32" if column.type == "uint16" else column.type)
                 values[name] = _signed(values[name], widen=column.type == "uint16")
         ragged = {name: values[name] for name in names if isinstance(values[name], Lists)}
         fixed = {name: torch.from_numpy(values[name]) for name in names if name not in ragged}
         if "file" in ragged:
             inputs = ragged.pop("file")
             ragged[SOURCE] = Lists(self._source_of_input[result][inputs.values], inputs.ends)
-        return RowBatch(fixed, ragged, carried)
+        return RowBatch(fixed, ragged, kinds)
 
     @cached_property
     def _source_of_input(self) -> list[Int32]:
@@ -282,15 +282,15 @@ class RowBatch:
     """b rows, gathered together. Iterating gives a dict for each row.
 
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
-             attention_mask uint8; carried columns of tokens [b, L] or [b, L, K]
+             attention_mask uint8; columns of values of tokens [b, L] or [b, L, K]
     ragged   name -> lists of different lengths: the boundaries cu_seqlens and cu_seqlens_padded,
-             the `source` of each segment; carried columns of records
-    carried  name of a carried column -> its type in torch; bfloat16 is stored as int16
+             the `source` of each segment; columns of values of records
+    kinds    name of a column of values -> its type in torch; bfloat16 is stored as int16
     """
 
     columns: dict[str, Any]
     ragged: dict[str, Lists]
-    carried: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowBatch:
@@ -308,7 +308,7 @@ class RowBatch:
             name: Lists.joined([batch.ragged[name] for batch in batches], order)
             for name in batches[0].ragged
         }
-        return cls(columns, ragged, batches[0].carried)
+        return cls(columns, ragged, batches[0].kinds)
 
     def __len__(self) -> int:
         return len(next(iter((self.columns or self.ragged).values())))
@@ -316,7 +316,7 @@ class RowBatch:
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = {name: values[index] for name, values in self.columns.items()}
         row |= {name: torch.from_numpy(lists[index]) for name, lists in self.ragged.items()}
-        return row | {name: row[name].view(kind) for name, kind in self.carried.items()}
+        return row | {name: row[name].view(kind) for name, kind in self.kinds.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -366,17 +366,17 @@ class RowBatch:
         stored = self.ragged.get(SOURCE)
         return None if stored is None else _of_documents(stored, documents, -1)
 
-    def carried_by_tokens(self) -> dict[str, Any]:
-        """Return the carried columns of tokens, tensors [b, L] or [b, L, K], without a copy."""
-        kinds = self.carried.items()
+    def token_values(self) -> dict[str, Any]:
+        """Return the columns of values of tokens, tensors [b, L] or [b, L, K], without a copy."""
+        kinds = self.kinds.items()
         return {name: self.columns[name].view(kind) for name, kind in kinds if name in self.columns}
 
-    def carried_by_documents(self, documents: Int64) -> dict[str, Any]:
-        """Return the carried columns of records, tensors [k] or [k, K], 0 for padding.
+    def document_values(self, documents: Int64) -> dict[str, Any]:
+        """Return the columns of values of records, tensors [k] or [k, K], 0 for padding.
 
         documents  as in `sources`
         """
-        kinds = [(name, kind) for name, kind in self.carried.items() if name in self.ragged]
+        kinds = [(name, kind) for name, kind in self.kinds.items() if name in self.ragged]
         return {
             name: torch.from_numpy(_of_documents(self.ragged[name], documents, 0)).view(kind)
             for name, kind in kinds
@@ -409,7 +409,7 @@ def row_batch(rows: Any) -> RowBatch:
     if "cu_seqlens" not in ragged and "position_ids" in columns:
         starts = [np.flatnonzero(row == 0) for row in columns["position_ids"].numpy()]
         edges = Lists.of([np.append(row, batch.max_length) for row in starts])
-        batch = RowBatch(columns, ragged := {**ragged, "cu_seqlens": edges}, batch.carried)
+        batch = RowBatch(columns, ragged := {**ragged, "cu_seqlens": edges}, batch.kinds)
     for name, values in (("input_ids", columns), ("cu_seqlens", ragged)):
         if name not in values:
             raise UsageError(
@@ -434,8 +434,8 @@ def _stacked(rows: Any) -> RowBatch:
         sizes = [len(of_row) if of_row.ndim else -1 for of_row in values]
         of_tokens = sizes == [len(row.get("input_ids", ())) for row in rows]
         if name not in _FIXED and (of_tokens or sizes == segments):  # as a PackedDataset gives it
-            batch.carried[name] = values[0].dtype
-        if of_tokens or name not in batch.carried:
+            batch.kinds[name] = values[0].dtype
+        if of_tokens or name not in batch.kinds:
             batch.columns[name] = torch.stack(values)
             continue
         stored = torch.cat(values)

@@ -1,6 +1,6 @@
-"""Losses of carried values. Packed rows have the same loss as each record by itself.
+"""Losses of values beside tokens. Packed rows have the same loss as each record by itself.
 
-Logits at a place predict the next token, as in transformers. A carried value stands at the place of
+Logits at a place predict the next token, as in transformers. A value stands at the place of
 its own token, like a label: a weight applies to the prediction of that token, and a teacher's
 distribution is the one that predicts it. Tokens with the label -100 do not count; every document's
 first token is one of them.
@@ -75,7 +75,7 @@ def distillation_loss(
     values = _values_of(batch)
     targets = _targets(logits, values)
     counts = _weights(values, weights, targets, logits)
-    tops, logs = _carried(values, ids), _carried(values, logprobs)
+    tops, logs = _column(values, ids), _column(values, logprobs)
     if tops.shape != logs.shape or tops.ndim != 3 or tops.shape[:2] != targets.shape:
         raise UsageError(
             f"distillation_loss: {ids} {list(tops.shape)} and {logprobs} {list(logs.shape)} are "
@@ -113,7 +113,7 @@ def _targets(logits: Any, batch: Mapping[str, Any]) -> Any:
     return targets.long()
 
 
-def _carried(batch: Mapping[str, Any], name: str) -> Any:
+def _column(batch: Mapping[str, Any], name: str) -> Any:
     if (values := batch.get(name)) is None:
         raise UsageError(f"the batch has no {name}", "carry it, and do not leave it out of `names`")
     return values
@@ -125,9 +125,9 @@ def _weights(batch: Mapping[str, Any], name: str | None, targets: Any, logits: A
     trained = targets != IGNORED
     if name is None:
         return trained.to(kind)
-    values = _carried(batch, name)
+    values = _column(batch, name)
     if values.ndim == 1:  # of each document
-        starts = _carried(batch, "position_ids").flatten() == 0
+        starts = _column(batch, "position_ids").flatten() == 0
         values = values[starts.cumsum(0) - 1].view_as(targets)
     if values.shape != targets.shape:
         raise UsageError(

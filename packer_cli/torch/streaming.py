@@ -4,9 +4,9 @@
 2. Yield all rows but the emptiest, whose documents begin the next buffer.
 3. At the end of the source yield that one, too.
 
-A position has the number of documents before the buffer, the documents carried into it (at most one
-row of tokens) and the number of its rows that were yielded. To go on, the same buffer is read and
-planned again. Needs the memory of one buffer.
+A position has the number of documents before the buffer, the documents that wait for it (at most
+one row of tokens) and the number of its rows that were yielded. To go on, the same buffer is read
+and planned again. Needs the memory of one buffer.
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
                 "resume with as many workers, and several only in a StatefulDataLoader, which "
                 "keeps a position of each",
             )
-        read, carried, yielded = (self._begin[name] for name in ("documents", "carried", "rows"))
+        read, waited, yielded = (self._begin[name] for name in ("documents", "waiting", "rows"))
         documents, size = islice(self._share(), read, None), self._order["buffer_size"]
         last = False
         while not last:
             fresh = list(islice(documents, size))
             last = len(fresh) < size
-            batch, numbers, waiting = self._packed([*carried, *fresh], read, last)
+            batch, numbers, waiting = self._packed([*waited, *fresh], read, last)
             for row in range(yielded, len(numbers)):
-                self._now = _START | {"documents": read, "carried": carried, "rows": row + 1}
+                self._now = _START | {"documents": read, "waiting": waited, "rows": row + 1}
                 yield batch[numbers[row]]
-            read, carried, yielded = read + len(fresh), waiting, 0
+            read, waited, yielded = read + len(fresh), waiting, 0
         self._begin = _START
         if get_worker_info() is None:
             self._now = self._begin
@@ -172,9 +172,9 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         self._begin = self._now = {name: state[name] for name in _START}
 
 
-# A position: documents before the buffer, those carried into it, rows given of it; and how many
+# A position: documents before the buffer, those that waited for it, rows given of it; and how many
 # workers shared the documents when it was saved.
-_START: dict[str, Any] = {"documents": 0, "carried": [], "rows": 0, "workers": None}
+_START: dict[str, Any] = {"documents": 0, "waiting": [], "rows": 0, "workers": None}
 
 
 def _workers() -> int:

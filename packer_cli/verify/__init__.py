@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import astuple
 
-from packer_cli.errors import DataError, Interrupted, PackerError, os_errors
+from packer_cli.errors import DataError, Interrupted, PackerError, named, os_errors
 from packer_cli.interrupts import run_all
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
@@ -74,7 +74,6 @@ from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 
 _CHUNK_TOKENS = 1 << 16  # checked together: they stay in the cache
-_OTHER_VALUES = "holds other values in carried columns than the manifest says"
 
 # Kinds of problems, and what to do about each; {} is the command that makes such results.
 DAMAGED, FOREIGN, CHANGED, DIFFERENT = TIPS = {
@@ -402,7 +401,7 @@ class RowChecks(Checks):
 
     def read(self, shard: Shard, counts: Counts, places: list[Int64]) -> Iterator[str]:
         config, rules, first = self._config, dict[str, Broken](), 0
-        carried = dict[str, Measured]()
+        values = dict[str, Measured]()
         for batch in self._packed.batches(shard):
             self.findings.stop_if_asked()
             broken = self._broken(batch, shard.unit)
@@ -413,14 +412,14 @@ class RowChecks(Checks):
                     rules[error.rule] = error._replace(row=first + error.row)
             if not broken:
                 counts.add(_of_rows(batch, config.max_length))
-                add_measured(carried, measured_in(batch, config.value_columns.values()))
+                add_measured(values, measured_in(batch, config.value_columns.values()))
                 if "segments" in config.columns:
                     places.append(segments_in(batch))
             first += batch.num_rows
             self.progress.wrote(counts.tokens, batch.num_rows * config.max_length)
         yield from map(str, rules.values())
-        if not rules and not config.view and carried != shard.carried:
-            yield _OTHER_VALUES
+        if not rules and not config.view:
+            yield from _other_values(values, shard)
 
     def _broken(self, batch: Any, unit: int) -> list[Broken]:
         step = max(1, _CHUNK_TOKENS // self._config.max_length)
@@ -463,6 +462,13 @@ class RowChecks(Checks):
         return names
 
 
+def _other_values(values: Mapping[str, Measured], shard: Shard) -> Iterator[str]:
+    """Yield a text if the values in a shard are not those that the manifest says."""
+    different = {name for name in values if values[name] != shard.values.get(name)}
+    if different := different | (shard.values.keys() - values.keys()):
+        yield f"holds other values of {named(sorted(different))} than the manifest says"
+
+
 def _of_rows(batch: Any, max_length: int) -> Counts:
     """Return the counts of a valid batch of rows."""
     _, length, offsets = segments_of(batch)
@@ -483,7 +489,7 @@ class DocumentChecks(Checks):
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
 
     def read(self, shard: Shard, counts: Counts, places: list[Int64]) -> Iterator[str]:
-        number, carried = self._number[shard.file], dict[str, Measured]()
+        number, values = self._number[shard.file], dict[str, Measured]()
         for batch, index in sound_batches(self._tokenized, number, self.highest):
             self.findings.stop_if_asked()
             file, position = (batch.column(name).to_numpy() for name in ("file", "position"))
@@ -492,10 +498,9 @@ class DocumentChecks(Checks):
             counts.tokens += int(lengths.sum())
             counts.trained_tokens += int(index.column("trained_tokens").to_numpy().sum(dtype=int))
             counts.add_documents(file, lengths, lengths)
-            add_measured(carried, measured_in(batch, self.facts.config.value_columns.values()))
+            add_measured(values, measured_in(batch, self.facts.config.value_columns.values()))
             self.progress.wrote(len(batch.column("input_ids").values), 0)
-        if carried != shard.carried:
-            yield _OTHER_VALUES
+        yield from _other_values(values, shard)
 
     def misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
         """Yield an error if documents do not follow the unit's slices and their positions."""

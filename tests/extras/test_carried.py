@@ -222,7 +222,9 @@ def test_joined_results_carry_the_same(results: dict[str, Path], folder: Path) -
     assert {n for batch in seen for n in assert_values(as_dict(batch))} == {*range(RECORDS)}
     records = results["plain"].parent / "records.jsonl"
     assert packer("pack", records, "-l", L, "--carry", "age:uint8", "-o", "other").exit_code == 0
-    with pytest.raises(DataError, match="what is carried is advantages:float16/record, age:uint8"):
+    with pytest.raises(
+        DataError, match="columns of values is advantages:float16/record, age:uint8"
+    ):
         PackedDataset([results["plain"], "other"])
 
 

@@ -162,7 +162,7 @@ def test_damaged_stretches(folder: Path, stretches: list[int], text: str) -> Non
     [
         ("logprobs", [0.5], "document 1: has 1 values of logprobs, and 2 tokens"),
         ("logprobs", [0.5, np.nan], "document 1: logprobs holds a value that is not finite: nan"),
-        ("logprobs", [0.5, 3.5], "holds other values in carried columns"),
+        ("logprobs", [0.5, 3.5], "holds other values of logprobs"),
         ("won", 3, "document 1: won holds neither 0 nor 1: 3"),
     ],
 )
