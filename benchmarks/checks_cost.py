@@ -9,6 +9,7 @@ byte: it has a row of its own. Loading is not counted. Half a minute.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -90,6 +91,7 @@ def _report(name: str, files: TokenizerFiles, batches: Iterator[Texts]) -> None:
 
 
 def main() -> None:
+    os.environ["XDG_CACHE_HOME"] = os.devnull  # where no agreement is remembered
     settings = from_environment()
     if why := inputs.missing(settings):
         skip("checks of the fast engine", f"< {MOST:.0%} of encoding", why)

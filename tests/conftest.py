@@ -48,8 +48,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the developer's environment says."""
+    """Whatever the developer's environment says, and whatever other tests have found."""
     monkeypatch.delenv("PACKER_TOKENIZER", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
-from packer_cli.options.documents import MIB, OF_ROWS_TOO, DocumentConfig
+from packer_cli.options.documents import OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
@@ -251,14 +251,10 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
     rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
     file, texts = ahead[0][0], iter(tuple[str]())
-    first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
-    # what is rendered for this is rendered once more by its unit, and may take seconds
-    is_soon_read = sum(unit.weight for unit in units) < MIB
-    can_look = first.stop is not None and run.resumable and is_soon_read
-    if file.shape not in rendered or can_look:
-        texts = _first_texts(own[file.shape][0], file, first, read)
-        if files is not None and options.tokenizer_backend != "tokenizers":
-            ahead[0] = file, first  # which the child reads that reads the slice afterwards
+    if file.shape not in rendered or run.resumable:
+        first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
+        # what would be rendered for this would take seconds: its own words will do
+        texts = _first_texts(own[file.shape][0], file, first, _reading(own) if rendered else read)
     try:
         for one, part in ahead if run.resumable else ():
             if processes is not None and one.shape in rendered:
@@ -334,14 +330,23 @@ def _read_here(
 
 
 def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
-    """Some texts from the beginning of the input, to check the fast engine."""
+    """Some texts from the beginning of the input, or strings of its fields, to check the engine."""
     if shape.is_of_tokens:
         return
     with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
         for records in read(file, part):
-            yield from records.texts or []
+            yield from records.texts or _strings_in(records.fields or [])
             if part.stop is None:  # the rest is the whole input
                 return
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    """All strings in fields of records, but for names of fields."""
+    if isinstance(value, str):
+        yield value.encode("utf-8", "replace").decode()  # half of a surrogate pair is a bad record
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings_in(item)
 
 
 def _source(

@@ -12,9 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from packer_cli._kernels.texts import copied
@@ -88,17 +90,35 @@ class BytesEngine:
         )
 
 
+class ReferenceFacts(msgspec.Struct):
+    """Answers of a reference engine that do not change: `around`, `vocabulary_size`, `id_of`."""
+
+    around: tuple[list[int], list[int]] | None = None
+    vocabulary_size: int | None = None
+    ids: dict[str, int | None] = {}
+
+
 class ReferenceEngine:
     """Hugging Face tokenizers."""
 
-    def __init__(self, tokenizer_json: bytes) -> None:
-        """Raises UsageError when the library cannot load the tokenizer."""
+    def __init__(self, tokenizer_json: bytes, facts: ReferenceFacts | None = None) -> None:
+        """With `facts` of this tokenizer, it is loaded only for a text, or for another fact, which
+        joins them. INOUT facts. Raises UsageError if the library cannot load it.
+        """
+        self._json, self._facts = tokenizer_json, facts or ReferenceFacts()
+        self._post_processor: Any = None
+        if self._facts.around is None:
+            _ = self.tokenizer
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The library's object, loaded when it is needed first."""
         from tokenizers import Tokenizer  # noqa: PLC0415
         from tokenizers.processors import ByteLevel  # noqa: PLC0415
 
         try:
             with without_panics():
-                self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
+                tokenizer = Tokenizer.from_buffer(self._json)
         except BaseException as error:  # the library raises bare Exception, and panics
             if not is_of_library(error):
                 raise
@@ -107,15 +127,16 @@ class ReferenceEngine:
                 "it may need a newer tokenizers: pip install --upgrade tokenizers",
             ) from error
         # Truncation and padding saved inside tokenizer.json would lose or invent tokens.
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         # BPE dropout would give other tokens on every run.
-        if getattr(self.tokenizer.model, "dropout", None):
-            self.tokenizer.model.dropout = None
-        # What is added around a text is asked for once, by `around`. Otherwise it would only
+        if getattr(tokenizer.model, "dropout", None):
+            tokenizer.model.dropout = None
+        # What is added around a text is found once, by `around`. Otherwise it would only
         # trim white space off the tokens' offsets, as many tokenizers do. This one does nothing.
-        self._post_processor = self.tokenizer.post_processor
-        self.tokenizer.post_processor = ByteLevel(trim_offsets=False)
+        self._post_processor = tokenizer.post_processor
+        tokenizer.post_processor = ByteLevel(trim_offsets=False)
+        return tokenizer
 
     def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
         return self.places(texts, placed=False)[:2]
@@ -155,10 +176,27 @@ class ReferenceEngine:
             ) from error
         return encoded
 
+    def vocabulary_size(self) -> int:
+        """The number of tokens, added ones included."""
+        if self._facts.vocabulary_size is None:
+            self._facts.vocabulary_size = self.tokenizer.get_vocab_size()
+        return self._facts.vocabulary_size
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None if there is none."""
+        if token not in self._facts.ids:
+            self._facts.ids[token] = self.tokenizer.token_to_id(token)
+        return self._facts.ids[token]
+
     def around(self) -> tuple[list[int], list[int]] | None:
-        """(prefix, suffix): the ids that the post-processor puts around a document; None when it
+        """(prefix, suffix): the ids that the post-processor puts around a document; None if it
         does something else than that.
         """
+        if self._facts.around is None:
+            self._facts.around = self._around()
+        return self._facts.around
+
+    def _around(self) -> tuple[list[int], list[int]] | None:
         for text in _PROBES:
             (encoding,) = self._encodings([text])
             bare = full = encoding.ids

@@ -36,7 +36,7 @@ from packer_cli.tokenization.engines import (
     engines_differ_on,
 )
 from packer_cli.tokenization.locate import TokenizerFiles, TokenizerJson
-from packer_cli.tokenization.trust import TrustedEngine
+from packer_cli.tokenization.trust import Agreements, TrustedEngine
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
 SpanTokens = tuple[UInt32, Int64, UInt8 | None, Int64 | None]  # ..., the span of each token or -1
@@ -170,9 +170,9 @@ class Tokenizer:
         return *framed, around
 
     def finish(self) -> None:
-        """Raises InternalError when any sample differed from the reference."""
+        """End a unit. Raises InternalError if any sample differed from the reference."""
         if isinstance(self.engine, TrustedEngine):
-            self.engine.confirm()
+            self.engine.finish()
 
 
 def _framed(tokens: Tokens, prefix: UInt32, suffix: UInt32) -> Tokens:
@@ -223,14 +223,17 @@ def load_tokenizer(
     files cannot be loaded, or when there is no EOS to append.
     """
     with _named(files.source):
-        reference = ReferenceEngine(files.json)
-        tokenizer = Tokenizer(reference, framing, files, reference)
         if backend == "tokenizers":
-            return tokenizer
+            reference = ReferenceEngine(files.json)
+            return Tokenizer(reference, framing, files, reference)
+        agreements = Agreements.of(files.sha256)
+        reference = ReferenceEngine(files.json, agreements.facts)
+        tokenizer = Tokenizer(reference, framing, files, reference)
         try:
             tokenizer.engine = TrustedEngine(
-                FastEngine(files.json), reference, files.added_tokens, first_documents, notify
-            )
+                FastEngine(files.json), reference, files.added_tokens, first_documents, notify,
+                agreements,
+            )  # fmt: skip
         except ValueError as error:
             problem = str(error).splitlines()[0]
             if backend == "gigatoken":
@@ -257,7 +260,7 @@ def _described(
     prefix, suffix = around
     eos_name = files.eos if framing.eos_token is None else framing.eos_token
     # a configured token that the vocabulary lacks only matters where it is needed
-    bos, eos, pad = (None if name is None else reference.tokenizer.token_to_id(name)
+    bos, eos, pad = (None if name is None else reference.id_of(name)
                      for name in (files.bos, eos_name, files.pad))  # fmt: skip
     if eos is None and (framing.eos or framing.eos_token is not None):
         problem = "no configuration names its EOS token"
@@ -278,7 +281,7 @@ def _described(
     if pad is None:
         pad = 0 if eos is None else eos  # masked by position, never by its id: any id will do
     return TokenizerInfo(
-        files.source, files.sha256, reference.tokenizer.get_vocab_size(), bos, eos, pad,
+        files.source, files.sha256, reference.vocabulary_size(), bos, eos, pad,
         None if bos is None else files.bos, None if eos is None else eos_name,
         prefix, suffix,
     )  # fmt: skip

@@ -1,37 +1,56 @@
-"""Trust in the fast engine: it is held to the reference, before a text of its kind is taken.
+"""The fast engine, compared with the reference before its tokens are taken.
 
-* At the start both encode a battery of nasty strings, every Latin-1 character, the tokenizer's own
-  added tokens and the first documents; where they differ, the reference is used alone.
-* Before the first text with another character is trusted, both encode that character in the
-  contexts that split words. Where they differ, its texts go to the reference for ever, as do those
-  with characters that Unicode versions class differently. So tokens never depend on which worker
-  met a character first, nor on whether a run was interrupted.
-* Excerpts are compared throughout. A difference then stops the run, because rows already written
-  may be wrong.
+* At the start both encode difficult texts, every Latin-1 character, the tokenizer's own added
+  tokens and the first documents. If they differ, only the reference is used.
+* Both encode each other character in the contexts that split words, before the first text that has
+  it. Texts with a character on which they differ, or that Unicode versions class differently, always
+  go to the reference. So tokens never depend on which worker met a character first, nor on whether a
+  run was interrupted.
+* Both encode excerpts of all units. A difference stops the run, because rows that are written
+  already may be wrong.
 
-What it costs: a look at every character that is not Latin-1, a fraction of a nanosecond each; about
+Agreement is remembered in the user's cache folder (`Agreements`): the same bytes of the same
+tokenizer, encoded by the same builds of the same libraries, give the same tokens. A comparison is
+left out only if this very text, or this character, was compared before, and agreed. Texts that are
+new are compared as in a first run, so a remembered agreement makes no promise weaker; differences
+are never remembered. Without the cache, the reference is loaded at once; with it, when a text is
+new, has a character that is, or needs offsets.
+
+The checks cost a look at every character that is not Latin-1, a fraction of a nanosecond each; about
 10 µs for each such character that the texts have, once; and an excerpt of a third of a millisecond
-for 8 million characters. The reference is loaded in this process: one of its own would save up to a
-fifth of a second of the start with a tokenizer of 11 MB where a core is idle, and cost more
-processor time than that, 200 MB, and the machinery to keep it alive.
+for 8 million characters. With a tokenizer of 9 MB, loading the reference takes a third of a second
+and 200 MB, and the comparisons at the start half a second.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import tempfile
 import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
+from hashlib import blake2b
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import compress, pairwise
 from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 
+from packer_cli import __version__
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError
 from packer_cli.records import Int64, Notify, Texts, UInt8, UInt32, offsets_of
-from packer_cli.tokenization.engines import Engine, engines_differ_on
+from packer_cli.tokenization.engines import (
+    Engine,
+    ReferenceFacts,
+    engines_differ_on,
+)
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
 _CONTEXTS = "x{0}'s {0}1{0} \n{0}{0}"
@@ -53,8 +72,124 @@ BATTERY = [
 _TRUSTED, _NEW, _NEVER = 0, 1, 2
 _AT_A_TIME = 64  # new characters in one text: most groups have none that differs
 _EXCERPT_BYTES = 512
-_ALWAYS = 4  # the first so many batches have an excerpt
-_BYTES_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
+_BYTES_PER_EXCERPT = 8 << 20  # the reference is a hundred times slower
+_AT_FIRST = 16 << 20  # and so many more for a unit, whose first four batches have one each
+
+# A change of what is compared, or how, makes what is remembered void.
+_CHECK = 1
+_MOST_TEXTS = 1 << 12
+_MOST_BYTES = 4 << 20  # of a file
+_DIGEST_BYTES = 32
+
+
+class Agreements(msgspec.Struct):
+    """Texts and characters that both engines are known to encode alike, of this and earlier runs.
+
+    identity    tokenizer, libraries and check that they hold for
+    facts       what the reference says of itself
+    characters  characters that agree in all contexts
+    texts       digests of lists of texts that agree, the latest last
+
+    They are kept in a file of the cache folder, which no run needs. A file that is missing or
+    damaged, of another identity or of another user, counts as empty. It is replaced as a whole, or
+    left as it is if it cannot be written.
+    """
+
+    identity: list[str]
+    facts: ReferenceFacts = msgspec.field(default_factory=ReferenceFacts)
+    characters: str = ""
+    texts: list[bytes] = []
+
+    @classmethod
+    def of(cls, tokenizer_sha256: str) -> Agreements:
+        """Load what is known of a tokenizer.json with this digest."""
+        identity = [tokenizer_sha256, __version__, str(_CHECK), platform.machine(), *_libraries()]
+        return cls(identity)._stored() or cls(identity)
+
+    def covers(self, texts: Iterable[str]) -> bool:
+        """Tell whether these texts, all together, were compared before and agreed."""
+        digest = _digest(texts)
+        if digest in self.texts:  # the last to be forgotten is what was used last
+            self.texts.remove(digest)
+            self.texts.append(digest)
+        return self.texts[-1:] == [digest]
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Remember that these texts, all together, agree."""
+        self.texts.append(_digest(texts))
+
+    def sizes(self) -> list[int]:
+        """How many facts, characters and lists of texts there are."""
+        return [len(self.facts.ids), len(self.characters), len(self.texts)]
+
+    def save(self) -> None:
+        """Write the file, with what other runs have added to it by now."""
+        stored = self._stored() or Agreements(self.identity)
+        ids = stored.facts.ids | self.facts.ids
+        merged = Agreements(
+            self.identity,
+            msgspec.structs.replace(self.facts, ids=ids),
+            "".join(sorted({*stored.characters, *self.characters})),
+            [*dict.fromkeys([*stored.texts, *self.texts])],
+        )
+        if len(merged.texts) > _MOST_TEXTS:
+            merged.texts = self.texts[-_MOST_TEXTS // 2 :]
+        content = msgspec.msgpack.encode(merged)
+        path = self._path
+        with suppress(OSError, RuntimeError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(_checksum(content) + content)
+                os.replace(temporary, path)
+            except OSError:
+                os.unlink(temporary)
+
+    @property
+    def _path(self) -> Path:
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        name = _digest(self.identity).hex()
+        return Path(home).expanduser() / "packer" / "agreements" / name
+
+    def _stored(self) -> Agreements | None:
+        """Return the file's content; None unless it is this user's, whole and of this identity."""
+        with suppress(OSError, RuntimeError):  # there may be no home
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                    return None
+                content = file.read(_MOST_BYTES)
+            checksum, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if checksum == _checksum(content):
+                with suppress(msgspec.MsgspecError):
+                    stored = msgspec.msgpack.decode(content, type=Agreements)
+                    return stored if stored.identity == self.identity else None
+        return None
+
+
+def _checksum(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _digest(texts: Iterable[str]) -> bytes:
+    return blake2b(msgspec.msgpack.encode([*texts]), digest_size=16).digest()
+
+
+@cache
+def _libraries() -> list[str]:
+    """Identify the builds of both libraries, by version and by their compiled files."""
+    found = list[str]()
+    for name in ("gigatoken", "tokenizers"):
+        spec = find_spec(name)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for path in sorted(Path(folder).glob("*.so")):
+                status = path.stat()
+                found.append(
+                    f"{name} {version(name)} {path.name} {status.st_size} {status.st_mtime_ns}"
+                )
+    return found
 
 
 class TrustedEngine:
@@ -70,27 +205,34 @@ class TrustedEngine:
         added_tokens: Iterable[str],
         first_documents: Iterable[str],
         notify: Notify,
+        agreements: Agreements | None = None,
     ) -> None:
-        """`notify` hears of the first characters on which the engines differ. Raises ValueError
-        where they differ on what is compared at the start.
+        """Compare the engines, but for what is among `agreements`. INOUT agreements.
+
+        `notify` gets the first characters on which the engines differ. Raises ValueError if they
+        differ on what is compared at the start.
         """
         self._fast, self._reference, self._notify = fast, reference, notify
-        if difference := _difference_at_start(fast, reference, added_tokens, first_documents):
+        self._agreements = Agreements([]) if agreements is None else agreements
+        self._saved = [agreements is None, *self._agreements.sizes()]
+        if difference := self._difference_at_start(added_tokens, first_documents):
             raise ValueError(f"gigatoken differs from tokenizers on {difference}")
         self._lock = threading.Lock()
         # uint8[0x110000]. Others read it while it changes: only to _TRUSTED, and for good.
         self._states = np.where(_settled(), _NEW, _NEVER).astype(np.uint8)
         self._states[: len(_LATIN_1)] = _TRUSTED
-        self._told = False
-        self._room = _ALWAYS * _BYTES_PER_EXCERPT
+        self._states[[*map(ord, self._agreements.characters)]] = _TRUSTED
+        self._notified = False
+        self._room = _AT_FIRST
         self._difference: InternalError | None = None
+        self._save()
 
     def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
         """The tokens that the reference would give. Raises InternalError when a sample differs."""
         texts = Texts.of(texts)
         untrusted = self.untrusted(texts)
         sample = self.sample(texts, untrusted)
-        if sample and differing(self._fast, self._reference, [sample]):
+        if sample and self._differing([sample]):
             self._difference = engines_differ_on(sample)
         self.confirm()
         ids, offsets = self._fast.encode(texts)
@@ -104,11 +246,27 @@ class TrustedEngine:
         return np.concatenate([*parts, ids[done:]]), offsets_of(lengths)
 
     def confirm(self) -> None:
-        """Raises InternalError when a sample of any thread has differed: what others encoded may
+        """Raises InternalError if a sample of any thread has differed: what others encoded may
         be wrong, too, and nothing may be committed.
         """
         if self._difference is not None:
             raise self._difference
+
+    def finish(self) -> None:
+        """End a unit: `confirm`, and remember what agreed. The next unit is sampled from its first
+        batch on, whoever packs it, so that a run that is repeated has the same samples.
+        """
+        self.confirm()
+        with self._lock:
+            self._room = _AT_FIRST
+            self._save()
+
+    def _save(self) -> None:
+        """Save what agreed since the last time, if it is to be remembered."""
+        sizes = [False, *self._agreements.sizes()]
+        if sizes != self._saved and not self._saved[0]:
+            self._agreements.save()
+            self._saved = sizes
 
     def untrusted(self, texts: Sequence[str]) -> list[int]:
         """The numbers of texts that only the reference is to encode, ascending."""
@@ -123,28 +281,60 @@ class TrustedEngine:
 
     def _compare(self, characters: set[str]) -> None:
         """Compare the engines on all of these characters that are new."""
-        new = sorted(one for one in characters if self._states[ord(one)] == _NEW)
+        new = sorted(c for c in characters if self._states[ord(c)] == _NEW)
         if not new:
             return
         groups = ["".join(new[i : i + _AT_A_TIME]) for i in range(0, len(new), _AT_A_TIME)]
-        differing = self._differing(*groups)
-        alone = self._differing(*"".join(differing))
-        # and of groups none of which differs alone, all
-        never = [*alone, *"".join(one for one in differing if not {*one} & {*alone})]
-        for one in new:
-            self._states[ord(one)] = _NEVER if one in never else _TRUSTED
-        if never and not self._told:
-            self._told = True
-            named = ", ".join(f"U+{ord(one):04X}" for one in never[:3])
+        differing = self._differing_groups(*groups)
+        alone = self._differing_groups(*"".join(differing))
+        # if none of a group differs alone, all of it may
+        never = {*alone, *"".join(group for group in differing if not {*group} & {*alone})}
+        for character in new:
+            self._states[ord(character)] = _NEVER if character in never else _TRUSTED
+        self._agreements.characters += "".join(c for c in new if c not in never)
+        if never and not self._notified:
+            self._notified = True
+            named = ", ".join(f"U+{ord(c):04X}" for c in sorted(never)[:3])
             self._notify(
                 f"texts with {named}{', ...' * (len(never) > 3)} go to the slower "
                 "tokenizers engine: gigatoken differs from it there"
             )
 
-    def _differing(self, *groups: str) -> list[str]:
+    def _differing_groups(self, *groups: str) -> list[str]:
         """The groups of characters in whose contexts the engines differ."""
-        shown = {in_contexts(group): group for group in groups}
-        return [shown[text] for text in differing(self._fast, self._reference, [*shown])]
+        group_of = {in_contexts(group): group for group in groups}
+        texts = differing(self._fast, self._reference, [*group_of])
+        return [group_of[text] for text in texts]
+
+    def _differing(self, texts: list[str]) -> list[str]:
+        """The texts on which the engines differ; none if they are known to agree on all of them."""
+        if not texts or self._agreements.covers(texts):
+            return []
+        different = differing(self._fast, self._reference, texts)
+        if not different:
+            self._agreements.add(texts)
+        return different
+
+    def _difference_at_start(
+        self, added_tokens: Iterable[str], documents: Iterable[str]
+    ) -> str | None:
+        """The first text on which the engines differ (shortened), or None if they agree."""
+        texts = [*BATTERY, in_contexts(_LATIN_1)]
+        texts += (f"a{token}b {token} {token}\n" for token in added_tokens)
+        first, room = list[str](), FIRST_DOCUMENTS_CHARACTERS
+        for document in documents:
+            first.append(document[:room])
+            room -= len(first[-1])
+            if room <= 0:
+                break
+        try:
+            for compared in (texts, first):
+                doubtful = _found(compared, 1 - _settled())
+                if different := self._differing([*compress(compared, doubtful == 0)]):
+                    return repr(different[0][:80])
+        except Exception as error:  # after any error, the engine is not usable
+            return str(error)
+        return None
 
     def sample(self, texts: Texts, but: Sequence[int]) -> str:
         """An excerpt of a text of a batch for comparison, none of those with the numbers `but`; ""
@@ -169,28 +359,8 @@ class TrustedEngine:
         return excerpt.decode(errors="ignore")  # a character may be cut at either end
 
 
-def _difference_at_start(
-    fast: Engine, reference: Engine, added_tokens: Iterable[str], documents: Iterable[str]
-) -> str | None:
-    """The first text on which the engines differ (shortened), or None when they agree."""
-    texts = [*BATTERY, in_contexts(_LATIN_1)]
-    texts += (f"a{token}b {token} {token}\n" for token in added_tokens)
-    room = FIRST_DOCUMENTS_CHARACTERS
-    for document in documents:
-        texts.append(document[:room])
-        room -= len(texts[-1])
-        if room <= 0:
-            break
-    doubtful = _found(texts, 1 - _settled())
-    try:
-        different = differing(fast, reference, [*compress(texts, doubtful == 0)])
-    except Exception as error:  # after any error, the engine is not usable
-        return str(error)
-    return repr(different[0][:80]) if different else None
-
-
 def differing(fast: Engine, reference: Engine, texts: list[str]) -> list[str]:
-    """The texts whose tokens differ: all where not as many documents come back."""
+    """The texts whose tokens differ; all of them if the number of documents does."""
     ids, offsets = fast.encode(texts)
     expected_ids, edges = reference.encode(texts)
     if len(offsets) != len(edges):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,13 @@ from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import engines
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
-from packer_cli.tokenization.trust import BATTERY, TrustedEngine, in_contexts, unsettled
+from packer_cli.tokenization.trust import (
+    BATTERY,
+    Agreements,
+    TrustedEngine,
+    in_contexts,
+    unsettled,
+)
 
 TRIGGER = "¤→¤"
 MAKERS = (tiny.byte_level, tiny.sentencepiece)
@@ -312,3 +319,94 @@ def test_characters_that_differ_only_together_are_not_trusted() -> None:
 
     known = TrustedEngine(DiffersOnBoth(content), ReferenceEngine(content), [], [], str)
     assert known.untrusted(["\u03d5 and \u03d6", "plain", "\u03d6", "\u03d7"]) == [0, 2, 3]
+
+
+# -- Agreement of the engines is remembered
+
+LATE = ["the quick brown fox " * 20] * 100
+
+
+def remembered(content: bytes | None = None) -> Path:
+    """The file of the cache, with another content if one is given."""
+    (file,) = Path("cache/packer/agreements").iterdir()
+    if content is not None:
+        file.write_bytes(content)
+    return file
+
+
+def damaged() -> None:
+    content = remembered().read_bytes()
+    remembered(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def linked() -> None:
+    file = remembered()
+    file.rename("elsewhere")
+    file.symlink_to(Path("elsewhere").absolute())
+
+
+def of_another_tokenizer() -> None:
+    path = remembered()
+    Agreements(["another"]).save()
+    (other,) = {*path.parent.iterdir()} - {path}
+    other.replace(path)
+
+
+def unwritable() -> None:
+    shutil.rmtree("cache")
+    Path("cache").touch()
+
+
+# id: (what happens to the cache between two runs, texts of the second, how often it loads the
+# reference)
+REMEMBERED: dict[str, tuple[Callable[[], object], list[str], int]] = {
+    "the same": (lambda: None, LATE, 0),
+    "a character that was compared": (lambda: None, [*LATE, "日"], 0),
+    "a character that is new": (lambda: None, [*LATE, "\u03d5"], 1),
+    "a character that is never trusted": (lambda: None, [*LATE, "\u088f"], 1),
+    "another first text": (lambda: None, ["fast brown", *LATE], 1),
+    "a damaged file": (damaged, LATE, 1),
+    "an empty file": (lambda: remembered(b""), LATE, 1),
+    "a file that others may write": (lambda: remembered().chmod(0o666), LATE, 1),
+    "a link to a file": (linked, LATE, 1),
+    "a file of another tokenizer": (of_another_tokenizer, LATE, 1),
+    "no folder for the file": (unwritable, LATE, 1),
+}
+
+
+@pytest.mark.parametrize("case", REMEMBERED)
+def test_the_reference_is_loaded_only_for_what_was_not_compared_before(
+    data: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    between, texts, expected = REMEMBERED[case]
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    loads, load = list[int](), ReferenceEngine.tokenizer.func  # type: ignore[attr-defined]
+    lazily = cached_property(lambda self: loads.append(1) or load(self))
+    lazily.__set_name__(ReferenceEngine, "tokenizer")
+    monkeypatch.setattr(ReferenceEngine, "tokenizer", lazily)
+    (data / "data.jsonl").write_bytes(jsonl(*LATE, "日本"))
+    packed_by("auto", "first")
+    between()
+    (data / "data.jsonl").write_bytes(jsonl(*texts))
+    loads.clear()
+    packed_by("auto", "again")
+    assert len(loads) == expected
+    assert contents("again") == packed_by("tokenizers", "reference")
+
+
+@pytest.mark.parametrize("place", ["first", "late"])
+def test_what_was_not_compared_is_found_to_differ_though_much_agreed_before(
+    data: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    (data / "data.jsonl").write_bytes(jsonl(*LATE))
+    packed_by("auto", "first")
+    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
+    spoilt = [f"{TRIGGER} long" * 1000] * 60
+    (data / "data.jsonl").write_bytes(jsonl(*([] if place == "first" else LATE), *spoilt))
+    for name in ("a", "b"):  # a difference is not remembered, nor taken for agreement
+        result = packer(*PACK, "-o", name)
+        if place == "late":
+            assert_error(result, 3, "gigatoken and tokenizers differ on the text", kind="bug")
+        else:
+            assert "using the slower tokenizers engine: gigatoken differs" in result.stderr
