@@ -20,8 +20,8 @@ from jinja2.runtime import Context
 from packer_cli.chat.chat_template import (
     OF_DICTS,
     ChatTemplate,
-    Environment,
-    Generator,
+    MarkingGenerator,
+    Sandbox,
     environment,
 )
 from packer_cli.chat.uses import Fields, Uses, Words, plain
@@ -103,10 +103,8 @@ def _watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-class _WatchingGenerator(Generator):
+class _WatchingGenerator(MarkingGenerator):
     """The compiler of templates, where it would ask strings themselves."""
-
-    written_twice = (nodes.Const,)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self._call("concat", frame, node.nodes, "[", "]")
@@ -138,7 +136,7 @@ class _WatchingGenerator(Generator):
         self.write("environment.written(")
 
 
-class _Watching(Environment):
+class _Watching(Sandbox):
     """The sandbox in which a probe is rendered to note what is done with its words."""
 
     code_generator_class = _WatchingGenerator

@@ -62,7 +62,7 @@ ODD = {
     "truth": "{% for m in messages %}{% if m.tool_calls %}c{% endif %}{% if not m.x %}n{% endif %}"
     "{% if m['content'] and m.role or absent %}y{% endif %}{{ m.x and 1 }}{{ m.x or 2 }}{{ not absent }}"
     "{{ 'a' if m.x else 'b' }}{{ 'a' if m.x }}{% endfor %}",
-    "methods": "{% for m in messages %}{{ m.role.upper() }}{{ m.role.split('e')[-1] }}{{ m.get('x', 4) }}"
+    "methods": "{% for m in messages %}{{ m.role.upper() }}{{ m.role.split('e')[-1] }}{{ m.role.split('e', maxsplit=1) }}{{ m.get('x', 4) }}"
     "{{ m.get('role') }}{{ m.items() | list }}{{ m.role.center(9) }}{{ '{}-{}'.format(m.role, 1) }}"
     "{{ '%s' % m.role }}{{ m.role.replace(m.role, 'x') }}{{ m.items }}{% endfor %}",
     "a method of none": "{{ absent.strip() }}",
