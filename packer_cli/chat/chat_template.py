@@ -211,7 +211,7 @@ _PLAIN = {
     for kind in (str, LoopContext)
 }
 OF_DICTS = frozenset(dir(dict))
-_OF_SCOPES = frozenset(("_loop_vars", "_block_vars"))  # arguments of the compiler, for macros
+OF_SCOPES = frozenset(("_loop_vars", "_block_vars"))  # arguments of the compiler, for macros
 _NO_VALUES = (nodes.Const(None), nodes.Const(None))
 
 
@@ -256,7 +256,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         is_of_str = type(function) is BuiltinMethodType and type(function.__self__) is str
-        if is_of_str and function.__name__ in _PLAIN[str] and kwargs.keys() <= _OF_SCOPES:
+        if is_of_str and function.__name__ in _PLAIN[str] and kwargs.keys() <= OF_SCOPES:
             return function(*args)
         return super().call(context, function, *args, **kwargs)
 

@@ -19,6 +19,7 @@ from jinja2.runtime import Context
 
 from packer_cli.chat.chat_template import (
     OF_DICTS,
+    OF_SCOPES,
     ChatTemplate,
     MarkingGenerator,
     Sandbox,
@@ -158,7 +159,8 @@ class _Watching(Sandbox):
         if name in ("format", "format_map") or (
             isinstance(function, BuiltinMethodType) and not isinstance(own, list | dict)
         ):
-            return _applied(partial(super().call, context, function), args, kwargs, name)
+            given = {key: one for key, one in kwargs.items() if key not in OF_SCOPES}
+            return _applied(partial(super().call, context, function), args, given, name)
         return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
