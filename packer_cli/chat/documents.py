@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +34,7 @@ from packer_cli.inputs.token_columns import value_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import is_known_value, known_texts
-from packer_cli.options.shapes import ARGUMENTS, ROLES, Shape, Suggested, roles_for
+from packer_cli.options.shapes import ARGUMENTS, Shape, Suggested, roles_for, tool_roles_in
 from packer_cli.options.value_columns import MESSAGE, ValueColumn
 from packer_cli.records import (
     MOST_TURNS,
@@ -244,18 +243,6 @@ class Composer:
             unread[name] = unread.get(name, 0) + 1
 
 
-def _own_roles(template: TemplateChoice | None) -> list[tuple[str, str]]:
-    """Return other names of tools that the template compares roles with, if it does not compare
-    them with "tool": they stay as they are, like "observation" for GLM.
-    """
-    source = " ".join(template.sources) if template else ""
-    names = [name for name, role in ROLES.items() if role == "tool"]
-    compared = [
-        name for name in (*names, "tool") if re.search(rf"""role\W[^%}}]*['"]{name}['"]""", source)
-    ]
-    return [] if "tool" in compared else [(name, name) for name in compared]
-
-
 def make_composer(
     shape: Shape,
     config: DocumentConfig,
@@ -271,7 +258,8 @@ def make_composer(
     if config.train_on != "all":
         _answers([], config.train_on)  # an error for a value that it does not know
     renders = shape.is_chat or config.prompt_template == "chat"
-    config = replace(config, roles=(*_own_roles(template), *config.roles))
+    kept = tool_roles_in(" ".join(template.sources)) if template else []
+    config = replace(config, roles=(*((name, name) for name in kept), *config.roles))
     renderers = tuple(
         Renderer(
             ChatTemplate(source, special_tokens, config.arguments),

@@ -31,7 +31,7 @@ from packer_cli.options.shapes import (
     SYSTEM,
     Shape,
     list_in,
-    talk_in,
+    messages_in,
     turns_in,
 )
 from packer_cli.options.shapes import REASONING as REASONING_FIELD
@@ -72,10 +72,13 @@ def conversation_of(
         messages = parse_messages(fields[own], columns[own], keep_parts=keep_parts)
     else:
         if shape.of_messages:
-            is_talk = not isinstance(fields["prompt"], str) or bool(talk_in(fields["prompt"]))
+            is_talk = not isinstance(fields["prompt"], str) or bool(
+                messages_in(fields["prompt"], certain=True)
+            )
             prompt, completion = (
                 [{"role": role, "content": fields[own]}]
-                if isinstance(fields[own], str) and not (is_talk and talk_in(fields[own]))
+                if isinstance(fields[own], str)
+                and not (is_talk and messages_in(fields[own], certain=True))
                 else parse_messages(fields[own], columns[own], keep_parts=keep_parts)
                 for own, role in (("prompt", "user"), ("completion", ASSISTANT))
             )

@@ -39,7 +39,7 @@ import msgspec
 
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
-from packer_cli.options.shapes import CALLS, PLAIN_ROLES, messages_in, role_of, talk_in
+from packer_cli.options.shapes import CALLS, PLAIN_ROLES, messages_in, role_of
 
 # flags, and whether what has 1 or true there is trained on
 _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), True) | {
@@ -157,8 +157,8 @@ class Naming:
                     continue
             elif isinstance(value, str | dict):
                 keys = self.keys.values()
-                if name != "completion" or talk_in(fields.get("prompt"), *keys):
-                    value = talk_in(value, *keys)
+                if name != "completion" or messages_in(fields.get("prompt"), *keys, certain=True):
+                    value = messages_in(value, *keys, certain=True)
             if value and isinstance(value, list):
                 value = [*map(_decoded, value)]
                 own[name] = [self._message(one) if isinstance(one, dict) else one for one in value]

@@ -57,7 +57,6 @@ from packer_cli.options.shapes import (
     options_for,
     role_of,
     roles_for,
-    talk_in,
 )
 from packer_cli.options.value_columns import (
     LOSS_WEIGHTS,
@@ -375,7 +374,7 @@ class _Detector:
             return shape
         record = next(iter(first.rows(columns, most=1)), dict[str, Any]())
         keys, prompt = self._config.message_keys.values(), record.get(columns[0])
-        of_messages = isinstance(prompt, str) and bool(talk_in(prompt, *keys))
+        of_messages = isinstance(prompt, str) and bool(messages_in(prompt, *keys, certain=True))
         of_messages |= any(
             isinstance(value, list) or (isinstance(value, dict) and bool(messages_in(value, *keys)))
             for value in record.values()

@@ -10,6 +10,7 @@ needs: `options_for`.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -491,22 +492,17 @@ def _conversations(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[s
             yield name, messages
 
 
-def messages_in(value: Any, *keys: str) -> list[dict[str, Any]]:
-    """The messages that a value is, or is JSON text of, or the only one; none if it is anything
-    else. `keys`: of messages, that also name a speaker.
-    """
-    known = (*_ROLE_KEYS, *keys)
-    found = list_in(value)
-    is_one = found and all(isinstance(one, dict) and _called(one, known) for one in found)
-    return found if is_one else []
+def messages_in(value: Any, *keys: str, certain: bool = False) -> list[dict[str, Any]]:
+    """Return the messages that a value is, or is JSON text of, or the only one; else none.
 
-
-def talk_in(value: Any, *keys: str) -> list[dict[str, Any]]:
-    """Return the messages that a prompt is, or certainly is JSON text of: a text may also be the
-    JSON that an answer is to give. `keys`: as for `messages_in`.
+    keys     of messages, that also name a speaker
+    certain  of JSON text, take only what has known speakers and texts: it may also be the JSON that
+             an answer is to give
     """
-    messages = messages_in(value, *keys)
-    if not isinstance(value, str):
+    messages, known = list_in(value), (*_ROLE_KEYS, *keys)
+    if not all(isinstance(message, dict) and _called(message, known) for message in messages):
+        return []
+    if not certain or not isinstance(value, str):
         return messages
     are_said = all(
         (speaker := message.get(key, "")) and (key in keys or str(speaker).lower() in _KNOWN_ROLES)
@@ -559,17 +555,32 @@ def role_of(speaker: Any) -> Any:
 
 
 def roles_for(speakers: Iterable[Any], template: str = "") -> dict[str, str]:
-    """The roles that --role is to give to unknown speakers, which the chat template does not name:
-    by their names; or the first is the user, and who speaks beside a user and an assistant a tool.
+    """Return the roles that --role is to give to unknown speakers that the template does not name.
+
+    They follow from their names; otherwise the first one is the user, and one that speaks beside a
+    user and an assistant is a tool.
     """
-    speakers = [one for one in speakers if isinstance(one, str)]
-    there = {role_of(one) for one in speakers}
+    speakers = [speaker for speaker in speakers if isinstance(speaker, str)]
+    there = {role_of(speaker) for speaker in speakers}
     roles = dict[str, str]()
     for name in speakers:
-        is_named = f"'{name}'" in template or f'"{name}"' in template
-        if name.lower() not in _KNOWN_ROLES and not is_named:
+        if name.lower() not in _KNOWN_ROLES and not _quotes(template, name):
             other = "assistant" if "user" in there.union(roles.values()) else "user"
             if there.issuperset(("user", "assistant")):
                 other = "tool"  # whose text is not trained on
             roles.setdefault(name, _MEANT.get(name.lower(), other))
     return roles
+
+
+def tool_roles_in(template: str) -> list[str]:
+    """Return other names of tools that a template compares roles with, and keeps as they are, like
+    "observation" for GLM; none if it compares them with "tool".
+    """
+    names = [name for name, role in ROLES.items() if role == "tool"]
+    compared = [name for name in (*names, "tool") if _quotes(template, name, r"role\W[^%}]*")]
+    return [] if "tool" in compared else compared
+
+
+def _quotes(template: str, name: str, before: str = "") -> bool:
+    """Tell whether a template quotes a name, after what the pattern `before` matches."""
+    return re.search(f"""{before}['"]{re.escape(name)}['"]""", template) is not None
