@@ -29,8 +29,7 @@ from packer_cli.chat.chat_template import ChatTemplate, Rendering, Turn
 from packer_cli.chat.messages import ASSISTANT, RefusedError, undecidable
 from packer_cli.chat.probe import PROBED, STRUCTURE, Piece, Probe, kinds_of, probe_of, told_of
 from packer_cli.chat.syntax import is_constant_prompt, mentions_in
-from packer_cli.chat.uses import Uses
-from packer_cli.chat.watching import watching
+from packer_cli.chat.uses import Uses, watching
 
 PROBE = "\ue000probe\ue001"
 OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
