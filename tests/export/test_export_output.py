@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -24,14 +25,20 @@ from support import assert_error, contents, heavy, packer, packer_process, packe
 from packer_cli import open_packed
 from packer_cli.export import FORMATS, MARKER
 
-# What is refused with exit code 2: options, and the error. `packed` has 10 rows or fewer.
+# What is refused: options, the exit code and the error.
 REFUSED = """
-packed -o full --to trl       | full: is not empty, and not an export
-packed -o file --to trl       | file: exists and is not a directory
-packed -o packed --to trl     | packed: lies in the directory
-packed -o packed/in --to trl  | packed/in: lies in
-packed -o / --to trl          | /: is a mount point
-packed -o file://HERE/packed --to trl | packed: lies in the directory
+packed -o full --to trl                   | 2 | full: is not empty, and not an export
+packed -o full --to trl --overwrite       | 2 | full: is not empty, and not an export
+packed -o file --to trl                   | 2 | file: exists and is not a directory
+packed -o file/out --to trl               | 1 | file/out: cannot write
+packed -o packed --to trl --overwrite     | 2 | packed: lies in the directory
+packed -o packed/in --to trl              | 2 | packed/in: lies in
+packed -o inside/deeper --to trl          | 2 | inside/deeper: lies in the directory that is
+packed -o / --to trl                      | 2 | /: is a mount point
+packed -o file://HERE/packed --to trl     | 2 | packed: lies in the directory
+packed -o . --to trl --overwrite          | 2 | .: is not empty, and not an export
+packed -o other --to trl --overwrite      | 2 | other: holds a finished result, and --overwrite
+. -o out --to trl                         | 1 | has no manifest.json
 """
 
 
@@ -40,57 +47,50 @@ def test_it_is_refused_and_nothing_is_written(small: Path, line: str) -> None:
     Path("full").mkdir()
     Path("full/mine").touch()
     Path("file").touch()
+    Path("inside").symlink_to("packed")
+    shutil.copytree("packed", "other")
     before = sorted(map(str, Path.cwd().rglob("*")))
-    command, error = (part.strip() for part in line.split(" | "))
+    command, code, error = (part.strip() for part in line.split(" | "))
     command = command.replace("HERE", str(Path.cwd()))
-    assert_error(packer("export", *command.split()), 2, error)
+    assert_error(packer("export", *command.split()), int(code), error)
     assert sorted(map(str, Path.cwd().rglob("*"))) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["packed", "-o", "file/out"], "file/out: cannot write"),
-        ([".", "-o", "out"], "has no manifest.json"),
-    ],
-)
-def test_what_cannot_be_read_or_written(small: Path, arguments: list[str], part: str) -> None:
-    Path("file").touch()
-    assert_error(packer("export", *arguments, "--to", "trl"), 1, part)
-    assert nothing_at("out")
-
-
-def test_an_empty_directory_is_taken_and_its_parents_are_made(small: Path) -> None:
+def test_where_it_is_written(small: Path) -> None:
+    """Into an empty directory, below new ones, and where a link leads."""
     Path("empty").mkdir()
-    for output in ("empty", "new/and/deep"):
-        assert packer("export", small, "--to", "numpy", "-o", output).exit_code == 0
+    Path("link").symlink_to("place")
+    for output in ("empty", "new/and/deep", "link", "link"):
+        command = ["export", small, "--to", "numpy", "-o", output, "--overwrite"]
+        assert packer(*command).exit_code == 0
         assert np.load(Path(output) / "input_ids.npy").shape[1] == 64
+    assert Path("link").readlink() == Path("place")
 
 
 def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
+    command = ["export", small, "-o", "out", "--to"]
     for to in ("numpy", "unpacked"):
-        assert packer("export", small, "--to", to, "-o", "out", "--overwrite").exit_code == 0
-        again = packer("export", small, "--to", to, "-o", "out")
-        assert_error(again, 2, "out: holds a finished export")
+        assert packer(*command, to, "--overwrite").exit_code == 0
+        assert_error(packer(*command, to), 2, "out: holds a finished export")
         assert json.loads(Path("out", MARKER).read_text())["format"] == to
     assert list(table_of(Path("out"))) == ["input_ids", "labels"]
+    earlier, (shard,) = contents("out"), small.glob("*.arrow")
+    Path("out/mine").mkdir()
     Path("out/notes").write_text("mine")
-    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-    assert_error(
-        result, 2, "out: holds files that packer did not make, or that have changed: notes"
-    )
-    before, (shard,) = contents(small), small.glob("*.arrow")
-    whole, earlier = shard.read_bytes(), contents("out")
-    damage(shard)
+    with Path("out/state.json").open("ab") as file:
+        file.write(b"mine")
+    changed = contents("out")
+    result = packer(*command, "trl", "--overwrite")
+    others = "holds files that packer did not make, or that have changed: mine, notes, state.json"
+    assert_error(result, 2, f"out: {others}")
+    assert contents("out") == changed
+    Path("out/mine").rmdir()
     Path("out/notes").unlink()
-    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+    Path("out/state.json").write_bytes(earlier["state.json"])
+    damage(shard)
+    result = packer(*command, "trl", "--overwrite")
     assert_error(result, 1, shard.name)  # and the earlier export stays
-    assert contents("out") == {name: earlier[name] for name in earlier if name != "notes"}
-    shard.write_bytes(whole)
-    for other in ("packed", "."):
-        result = packer("export", small, "--to", "trl", "-o", other, "--overwrite")
-        assert_error(result, 2, f"{other}: ")
-    assert contents(small) == before
+    assert contents("out") == earlier
 
 
 # A program that is packer where directories cannot be exchanged, killed between the two renames.
@@ -158,24 +158,6 @@ def test_what_others_put_into_a_half_made_export_stays(small: Path, name: str) -
     assert not Path("out.packer-partial").exists()
 
 
-def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> None:
-    command = ["export", small, "-o", "out", "--overwrite", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
-    with Path("out/labels.npy").open("ab") as file:
-        file.write(b"mine")
-    Path("out/mine").mkdir()
-    before = contents("out")
-    result = packer(*command, "trl")
-    assert_error(
-        result,
-        2,
-        "out: holds files that packer did not make, or that have changed: labels.npy, mine",
-    )
-    Path("out/mine").rmdir()
-    assert_error(packer(*command, "trl"), 2, "that have changed: labels.npy")
-    assert contents("out") == before
-
-
 def test_what_got_into_the_output_meanwhile_stays(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,17 +170,6 @@ def test_what_got_into_the_output_meanwhile_stays(
     assert_error(result, 2, "out: is not empty, and not an export of packer")
     assert Path("out/mine").exists()
     assert not Path("out.packer-partial").exists()
-
-
-def test_a_link_is_followed(small: Path) -> None:
-    Path("link").symlink_to("place")
-    for to in ("trl", "numpy"):
-        assert packer("export", small, "--to", to, "-o", "link", "--overwrite").exit_code == 0
-    assert Path("link").readlink() == Path("place")
-    assert Path("place/input_ids.npy").exists()
-    Path("inside").symlink_to("packed")
-    result = packer("export", small, "--to", "trl", "-o", "inside/deeper")
-    assert_error(result, 2, "inside/deeper: lies in the directory that is exported")
 
 
 # --- full disks and damaged rows: nothing is left half-written ---
