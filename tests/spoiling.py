@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from support import packer
+from support import succeeds
 
 from packer_cli.result.layout import digest
 from packer_cli.result.manifest import checksum
 
 
 def tokenize(*arguments: object) -> None:
-    result = packer("tokenize", *arguments, "-q")
-    assert result.exit_code == 0, result.stderr
+    succeeds("tokenize", *arguments, "-q")
 
 
 def arrow_file(kind: str, directory: Path | str = "out") -> Path:

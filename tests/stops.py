@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 from altered import faulty
-from support import contents, jsonl, packer, random_texts
+from support import contents, jsonl, packer, random_texts, succeeds
 
 from packer_cli.result.layout import digest
 
@@ -55,7 +55,7 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "view": "pack in/a -l 64 --view",
     }  # fmt: skip
     for name, command in made.items():
-        assert packer(*command.split(), "-q", "-o", f"in/{name}").exit_code == 0
+        succeeds(*command.split(), "-q", "-o", f"in/{name}")
 
 
 class Kind(NamedTuple):

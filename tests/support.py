@@ -82,6 +82,13 @@ def packer(*arguments: object) -> Result:
     return result
 
 
+def succeeds(*arguments: object) -> Result:
+    """Run `packer` in this process, with success."""
+    result = packer(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def packer_script() -> str:
     """The installed `packer`: of the environment that runs the tests."""
     beside = Path(sys.executable).with_name("packer")

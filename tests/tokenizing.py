@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from support import packer
+from support import succeeds
 
 from packer_cli.result.layout import digest
 
@@ -23,8 +23,7 @@ Document = tuple[int, int, list[int], list[int] | None]
 def tokenize(*arguments: object, out: str = "tokens", tokenizer: str | None = "bytes") -> Json:
     """The manifest of what `packer tokenize` writes, which is checked."""
     named = [] if tokenizer is None else ["-t", tokenizer]
-    done = packer("tokenize", *arguments, *named, "-q", "-o", out)
-    assert done.exit_code == 0, done.stderr
+    succeeds("tokenize", *arguments, *named, "-q", "-o", out)
     return check_tokenized(out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import packer
+from support import succeeds
 
 
 @pytest.fixture
@@ -13,5 +13,5 @@ def small(folder: Path) -> Path:
     """A directory of one shard in the current directory."""
     Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(50)))
     command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "packed", "-q"]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     return Path("packed")

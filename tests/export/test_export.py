@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from exporting import OF_PACKED, files_of, nothing_at, rows_of_segments, table_of
 from spoiling import arrow_file, edit, rewrite, tokenize
-from support import assert_error, check_directory, jsonl, pack, packer, recover_documents
+from support import assert_error, check_directory, jsonl, pack, packer, recover_documents, succeeds
 from varied_results import CARRY, write_carried
 
 from packer_cli import open_packed
@@ -52,17 +52,15 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         lines.append(json.dumps(record))
     (folder / "data.jsonl").write_text("\n".join(lines))
     options = DIRECTORIES[request.param]
-    result = packer(
+    succeeds(
         "pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q", *options
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     check_directory(folder / "out")
     return folder / "out"
 
 
 def export(directory: Path, to: str, output: Path, *options: object) -> Path:
-    result = packer("export", directory, "--to", to, "--output", output, *options)
-    assert result.exit_code == 0, result.stderr
+    result = succeeds("export", directory, "--to", to, "--output", output, *options)
     tokens = open_packed(directory).manifest["tokens"]
     assert result.stdout.startswith(f"{output}: ")
     assert f"{tokens:,} tokens" in result.stdout
@@ -244,8 +242,7 @@ def test_documents(packed: Path, tmp_path: Path, to: str) -> None:
         assert trained == manifest["trained_tokens"]
         for ids, labels in zip(*table.values(), strict=True):
             assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
-    again = packer("pack", out, "-l", L, "-o", tmp_path / "again", "-q")
-    assert again.exit_code == 0, again.stderr
+    succeeds("pack", out, "-l", L, "-o", tmp_path / "again", "-q")
     # a document of one token is not trained on, as its labels say now
     expected = [ids for ids in documents_of(packed) if to != "unpacked" or len(ids) > 1]
     assert check_directory(tmp_path / "again")["tokens"] == sum(map(len, expected))
@@ -271,7 +268,7 @@ def test_files_of_limited_size(folder: Path, monkeypatch: pytest.MonkeyPatch, to
     monkeypatch.setattr("packer_cli.export.formats._PART_BYTES", 1)
     Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(200)))
     command = ["pack", "data.jsonl", "-l", L, "-t", "bytes", "-o", "packed", "-q"]
-    assert packer(*command, "--unit-bytes", "1K").exit_code == 0
+    succeeds(*command, "--unit-bytes", "1K")
     Path("alone").mkdir()
     out = export(Path("packed"), to, Path("alone/out"))
     assert len([path for path in out.rglob("*") if "-0000" in path.name]) >= 4
@@ -289,7 +286,7 @@ def test_json(small: Path) -> None:
 def test_what_a_format_needs(folder: Path, to: str) -> None:
     Path("data.jsonl").write_text('{"text": "some words"}')
     command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-q", "--columns"]
-    assert packer(*command, "input_ids,cu_seqlens", "-o", "packed").exit_code == 0
+    succeeds(*command, "input_ids,cu_seqlens", "-o", "packed")
     result = packer("export", "packed", "--to", to, "-o", "out")
     if to in ("numpy", "parquet"):
         assert result.exit_code == 0
@@ -298,8 +295,8 @@ def test_what_a_format_needs(folder: Path, to: str) -> None:
     assert_error(result, 2, f"packed: has no column {missing}, which --to {to} needs")
     assert nothing_at("out")
     if to == "unpacked":  # has labels where the directory has them
-        assert packer(*command, "input_ids,cu_seqlens,segments", "-o", "bare").exit_code == 0
-        assert packer("export", "bare", "--to", to, "-o", "out").exit_code == 0
+        succeeds(*command, "input_ids,cu_seqlens,segments", "-o", "bare")
+        succeeds("export", "bare", "--to", to, "-o", "out")
         assert list(table_of(Path("out"))) == ["input_ids"]
 
 
@@ -309,7 +306,7 @@ def test_a_mask_that_no_column_keeps_is_not_lost(folder: Path) -> None:
     assert packer("pack", "data.jsonl", "-l", 8, "-q", "-o", "packed", "--columns", columns).stdout
     result = packer("export", "packed", "--to", "unpacked", "-o", "out")
     assert_error(result, 2, "1 of its tokens are not to be trained on, which --to unpacked cannot")
-    assert packer("export", "packed", "--to", "parquet", "-o", "out").exit_code == 0
+    succeeds("export", "packed", "--to", "parquet", "-o", "out")
 
 
 # --- carried columns ---
@@ -386,13 +383,12 @@ OF_CARRIED: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 def test_carried_columns(folder: Path, to: str) -> None:
     """Every value is beside its token, or its segment: all follow from the id and its place."""
     options = write_carried(folder)
-    assert packer("pack", *options, "-q", "-o", "packed").exit_code == 0
-    assert packer("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens").exit_code == 0
+    succeeds("pack", *options, "-q", "-o", "packed")
+    succeeds("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens")
     how = ("-l", 32, "--segment-multiple", 4, "--view", "-q", "-o", "view")
-    assert packer("pack", "tokens", *how).exit_code == 0
+    succeeds("pack", "tokens", *how)
     for source in ("packed", "view", *(["tokens"] if to == "unpacked" else [])):
-        result = packer("export", source, "--to", to, "-o", f"{source}-out")
-        assert result.exit_code == 0, result.stderr
+        result = succeeds("export", source, "--to", to, "-o", f"{source}-out")
         if to not in OF_CARRIED:
             note = f"packer: --to {to} has no place for carried columns, left out: logprobs, rank,"
             assert result.stderr.startswith(note)
@@ -413,9 +409,9 @@ def test_carried_columns(folder: Path, to: str) -> None:
 
 def test_a_view_with_carried_columns_as_a_packed_directory(folder: Path) -> None:
     write_carried(folder)
-    assert packer("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens").exit_code == 0
+    succeeds("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens")
     for output, how in (("out", ()), ("view", ("--view",))):
-        assert packer("pack", "tokens", "-l", 32, "-q", "-o", output, *how).exit_code == 0
+        succeeds("pack", "tokens", "-l", 32, "-q", "-o", output, *how)
     result = packer("export", "view", "--to", "packed", "-o", "again")
     assert (result.exit_code, result.stderr) == (0, "")
     made = [check_directory(name) for name in ("out", "again")]
@@ -432,8 +428,7 @@ def open_tokens(directory: str) -> int:
 
 
 def export_tokens(to: str) -> None:
-    result = packer("export", "tokens", "--to", to, "-o", to, "-q")
-    assert result.exit_code == 0, result.stderr
+    succeeds("export", "tokens", "--to", to, "-o", to, "-q")
 
 
 @pytest.fixture
@@ -448,8 +443,7 @@ def test_documents_are_those_of_rows_that_are_unpacked(to: str) -> None:
     export_tokens(to)
     columns = "input_ids,cu_seqlens,segments"
     pack("a.jsonl", "-l", 16, "--unit-bytes", 60, "--columns", columns, "--no-shuffle")
-    result = packer("export", "out", "--to", to, "-o", "again", "-q")
-    assert result.exit_code == 0, result.stderr
+    succeeds("export", "out", "--to", to, "-o", "again", "-q")
     if to == "unpacked":
         assert table_of(Path(to)) == table_of(Path("again"))
         return
@@ -512,13 +506,12 @@ def even_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (json.dumps({"input_ids": random.integers(1, 1 << 20, n).tolist()}) for n in lengths)
     (folder / "data.jsonl").write_text("\n".join(lines))
     command = ["pack", folder / "data.jsonl", "-l", 256, "-o", folder / "out", "-q"]
-    assert packer(*command, "--overlong", "split", "--unit-bytes", "100K").exit_code == 0
+    succeeds(*command, "--overlong", "split", "--unit-bytes", "100K")
     return folder / "out"
 
 
 def table_in(directory: Path, to: str, output: Path, *options: Any) -> dict[str, list[Any]]:
-    result = packer("export", directory, "--to", to, "--output", output, *options)
-    assert result.exit_code == 0, result.stderr
+    succeeds("export", directory, "--to", to, "--output", output, *options)
     return table_of(output / "train" if to == "llamafactory" else output)
 
 
@@ -535,8 +528,7 @@ def test_columns_go_along(even_rows: Path, tmp_path: Path) -> None:
     found = []
     for name, how in (("stored", []), ("even", EVEN)):
         for to in ("numpy", "parquet"):
-            result = packer("export", even_rows, "--to", to, "--output", tmp_path / name / to, *how)
-            assert result.exit_code == 0, result.stderr
+            succeeds("export", even_rows, "--to", to, "--output", tmp_path / name / to, *how)
         table = pq.read_table(tmp_path / name / "parquet").to_pylist()
         ids = np.load(tmp_path / name / "numpy" / "input_ids.npy").tolist()
         assert [row["input_ids"] for row in table] == ids

@@ -20,7 +20,7 @@ import pytest
 from altered import altered, faulty, unaltered
 from exporting import damage, nothing_at, table_of
 from spoiling import edit
-from support import assert_error, contents, heavy, packer, packer_process, packer_script
+from support import assert_error, contents, heavy, packer, packer_process, packer_script, succeeds
 
 from packer_cli import open_packed
 from packer_cli.export import FORMATS, MARKER
@@ -62,7 +62,7 @@ def test_where_it_is_written(small: Path) -> None:
     Path("link").symlink_to("place")
     for output in ("empty", "new/and/deep", "link", "link"):
         command = ["export", small, "--to", "numpy", "-o", output, "--overwrite"]
-        assert packer(*command).exit_code == 0
+        succeeds(*command)
         assert np.load(Path(output) / "input_ids.npy").shape[1] == 64
     assert Path("link").readlink() == Path("place")
 
@@ -70,7 +70,7 @@ def test_where_it_is_written(small: Path) -> None:
 def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
     command = ["export", small, "-o", "out", "--to"]
     for to in ("numpy", "unpacked"):
-        assert packer(*command, to, "--overwrite").exit_code == 0
+        succeeds(*command, to, "--overwrite")
         assert_error(packer(*command, to), 2, "out: holds a finished export")
         assert json.loads(Path("out", MARKER).read_text())["format"] == to
     assert list(table_of(Path("out"))) == ["input_ids", "labels"]
@@ -112,7 +112,7 @@ cli.main()
 def test_an_export_that_was_being_replaced_comes_back(small: Path, made: bool) -> None:
     """Also when its reader has made the directory that was gone."""
     command = ["export", str(small), "-o", "out", "--overwrite", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
+    succeeds(*command, "numpy")
     before = contents("out")
     killed = altered(KILLED_BETWEEN, *command, "trl")
     assert killed.returncode == -signal.SIGKILL
@@ -128,7 +128,7 @@ def test_an_export_that_was_being_replaced_comes_back(small: Path, made: bool) -
 def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
     """The two change places in one step."""
     command = ["export", str(small), "-o", "out", "--overwrite", "-q", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
+    succeeds(*command, "numpy")
     for to in ("trl", "numpy"):
         with subprocess.Popen([packer_script(), *command, to]) as run:
             while run.poll() is None:
@@ -154,7 +154,7 @@ def test_what_others_put_into_a_half_made_export_stays(small: Path, name: str) -
     mine.unlink()
     if mine.parent.name == "mine":
         mine.parent.rmdir()
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     assert not Path("out.packer-partial").exists()
 
 
@@ -226,7 +226,7 @@ def packed_mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mid")
     (folder / "data.jsonl").write_text((json.dumps({"text": "word " * 25}) + "\n") * 1000)
     command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     return folder / "out"
 
 
@@ -237,7 +237,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     line = json.dumps({"text": "word " * 400}) + "\n"
     (folder / "data.jsonl").write_text(line * 20_000)
     command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     return folder / "out"
 
 

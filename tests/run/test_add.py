@@ -23,6 +23,7 @@ from support import (
     packer,
     recover_texts,
     shard_of,
+    succeeds,
 )
 
 OPTIONS = ["-l", 64, "-t", "bytes", "--unit-bytes", "5k", "-o", "out"]
@@ -73,7 +74,7 @@ def result(folder: Path) -> Path:
     """Of a.jsonl and b.jsonl, several units each; c.jsonl and d.jsonl are there."""
     for name in "abcd":
         put(name)()
-    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-q").exit_code == 0
+    succeeds("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-q")
     return folder / "out"
 
 
@@ -87,16 +88,14 @@ def run(*arguments: object, again: bool = False) -> str:
     is packed `again`.
     """
     before = inodes() if Path("out").exists() else {}
-    done = packer("pack", *OPTIONS, *arguments)
-    assert done.exit_code == 0, done.stderr
+    done = succeeds("pack", *OPTIONS, *arguments)
     check_directory("out")
     after = inodes()
     stay = [name for name in before.keys() & after.keys() if name.endswith(".arrow")]
     assert again or [before[name] for name in stay] == [after[name] for name in stay]
     if SAME in done.stderr:
         assert before == after
-    verified = packer("verify", "out", "-q")
-    assert verified.exit_code == 0, verified.stdout
+    succeeds("verify", "out", "-q")
     return done.stderr
 
 
@@ -240,8 +239,7 @@ def test_an_input_is_its_absolute_path(result: Path, monkeypatch: pytest.MonkeyP
         Path(name).mkdir()
         Path(name, "data.jsonl").write_bytes(jsonl(*TEXTS[letter]))
         monkeypatch.chdir(name)
-        done = packer("pack", "data.jsonl", *OPTIONS[:-1], "../out", "--add")
-        assert done.exit_code == 0, done.stderr
+        succeeds("pack", "data.jsonl", *OPTIONS[:-1], "../out", "--add")
         monkeypatch.chdir("..")
     run(Path("one/../one/data.jsonl").absolute(), "two/data.jsonl", "./a.jsonl", "--add")
     assert sorted(recover_texts("out")) == sorted(text for one in "abcd" for text in TEXTS[one])
@@ -258,7 +256,7 @@ def test_units_are_those_of_one_command(folder: Path) -> None:
     run("a.jsonl", "b.jsonl", *skip)
     run("c.jsonl", *skip)
     fresh = ["a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS[:-1], "fresh", *skip[:3]]
-    assert packer("pack", *fresh).exit_code == 0
+    succeeds("pack", *fresh)
     assert contents("fresh") == contents("out")
 
 
@@ -298,14 +296,14 @@ def test_a_change_of_one_of_many_small_files_packs_few_of_them_again(
         put(f"{number}.jsonl", f"{number}")()
     command = ["pack", *(f"{number}.jsonl" for number in range(10)), "-l", 64, "-t", "bytes", "-q"]
     command += ["-o", "out"]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     units = [
         json.loads(line)["slices"] for line in Path("out/units.jsonl").read_text().splitlines()
     ]
     assert [len(slices) for slices in units] == [4, 4, 2]
     shards = {path.name for path in Path("out").glob("*.arrow")}
     put("5.jsonl", "other")()
-    assert packer(*command, "--add").exit_code == 0
+    succeeds(*command, "--add")
     assert len(shards & {path.name for path in Path("out").glob("*.arrow")}) == 2
 
 
@@ -314,6 +312,6 @@ def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         Path(name).write_text('{"input_ids": [1, 2, 3]}\n' * 50)
     options = ["-l", 64, "-q", "-o", "out"]
-    assert packer("pack", "a.jsonl", *options).exit_code == 0
+    succeeds("pack", "a.jsonl", *options)
     add = ["pack", "b.jsonl", *options, "--add"]
     assert_error(packer(*add, "-t", "bytes"), 2, "the tokenizer was not given, is now bytes")

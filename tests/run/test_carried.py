@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from chats import assistant, chat, chat_tokenizer, user
 from spoiling import rewrite, tokenize
-from support import assert_error, check_directory, packer
+from support import assert_error, check_directory, packer, succeeds
 
 from packer_cli import open_packed
 from packer_cli.options.value_columns import value_columns_of
@@ -130,18 +130,16 @@ def test_values_stay_with_their_tokens(form: str, options: str) -> None:
     made = records()
     path, given = write(form, made), options.split()
     whole = sum(sum(one["attention_mask"]) for one in made)
-    first = packer("pack", path, *given, *CARRY, "-q", "-o", "out")
-    assert first.exit_code == 0, first.stderr
+    succeeds("pack", path, *given, *CARRY, "-q", "-o", "out")
     seen = assert_carried("out", made)
     assert seen == whole or "truncate" in options or "drop" in options
-    assert packer("verify", "out", "--against-inputs").exit_code == 0
-    assert packer("tokenize", path, *CARRY, "-q", "-o", "tokenized").exit_code == 0
-    assert packer("verify", "tokenized", "--against-inputs").exit_code == 0
+    succeeds("verify", "out", "--against-inputs")
+    succeeds("tokenize", path, *CARRY, "-q", "-o", "tokenized")
+    succeeds("verify", "tokenized", "--against-inputs")
     for view in ([], ["--view"]):
-        again = packer("pack", "tokenized", *given, *view, "-q", "-o", f"o{view}")
-        assert again.exit_code == 0, again.stderr
+        succeeds("pack", "tokenized", *given, *view, "-q", "-o", f"o{view}")
         assert assert_carried(f"o{view}", made) == seen
-        assert packer("verify", f"o{view}").exit_code == 0
+        succeeds("verify", f"o{view}")
     planned = json.loads(packer("plan", "tokenized", *given, "--json").stdout)
     packed = json.loads(packer("stats", "o[]", "--json").stdout)
     assert planned["outcomes"][0]["bytes"] == packed["bytes"]
@@ -150,9 +148,9 @@ def test_values_stay_with_their_tokens(form: str, options: str) -> None:
 def test_updates_carry_the_same_columns() -> None:
     made, command = records(), ["-l", 64, *CARRY, "--unit-bytes", "5k", "-q", "-o", "out"]
     path = write("jsonl", made[:40])
-    assert packer("pack", path, *command).exit_code == 0
+    succeeds("pack", path, *command)
     write("jsonl", made)
-    assert packer("pack", path, *command, "--add").exit_code == 0
+    succeeds("pack", path, *command, "--add")
     assert_carried("out", made)
     other = packer("pack", path, *command, "--carry", "more:int32", "--carry-default", "more=0")
     assert_error(other, 2, "--carry was", "more:int32")
@@ -161,10 +159,9 @@ def test_updates_carry_the_same_columns() -> None:
 def test_files_without_a_column_join_those_that_told_what_has_its_values() -> None:
     command = ["-l", 8, "--carry", "at:int32", "--carry-default", "at=9", "-q", "-o", "out"]
     path = write("jsonl", [{"input_ids": [3, 4, 5], "at": [6, 7, 8]}])
-    assert packer("pack", path, *command).exit_code == 0
+    succeeds("pack", path, *command)
     Path("bare.jsonl").write_text('{"input_ids": [1, 2]}\n')
-    added = packer("pack", "bare.jsonl", *command, "--add")
-    assert added.exit_code == 0, added.stderr
+    succeeds("pack", "bare.jsonl", *command, "--add")
     at = open_packed("out").gather(np.arange(2), ["at"])["at"]
     assert sorted(at.tolist()) == [[6, 7, 8, 0, 0, 0, 0, 0], [9, 9, 0, 0, 0, 0, 0, 0]]
 
@@ -191,9 +188,8 @@ def test_messages_carry_values_to_their_trained_tokens(options: str, expected: l
     carry = ["--carry", "weight:float32", "--carry", "reward:float16"]
     tokenizer = chat_tokenizer(Path("tokenizer"))
     given = ["-l", 256, "-t", tokenizer, *carry, *options.split(), "-q", "-o", "out"]
-    result = packer("pack", "chat.jsonl", *given)
-    assert result.exit_code == 0, result.stderr
-    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    succeeds("pack", "chat.jsonl", *given)
+    succeeds("verify", "out", "--against-inputs")
     names = ["labels", "weight", "reward", "cu_seqlens"]
     found, of_record = open_packed("out").gather(np.arange(len(open_packed("out"))), names), {}
     for row in range(len(found["labels"])):
@@ -233,8 +229,7 @@ def test_values_that_cannot_be_carried(form: str, name: str) -> None:
     path = write(form, [good, record, good])
     command = ["pack", path, "-l", 8, "--carry", "at:int32", "-q", "-o", "out"]
     assert_error(packer(*command), 1, reason, kind="error")
-    skipped = packer(*command, "--on-error", "skip")
-    assert skipped.exit_code == 0, skipped.stderr
+    succeeds(*command, "--on-error", "skip")
     assert reason in json.loads(Path("out/rejected.jsonl").read_text())["reason"]
     at = open_packed("out").gather(np.arange(1), ["at"])["at"]
     assert at.tolist() == [[6, 7, 8, 6, 7, 8, 0, 0]]
@@ -284,8 +279,7 @@ def test_a_record_has_the_value_that_it_has_alone() -> None:
             Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some))
         command = ["pack", *(f"{name}.jsonl" for name in names), "-l", 64, "-t", "bytes"]
         carry = ["--carry", "r:bfloat16", "--carry-default", "r=9"]
-        result = packer(*command, *carry, "-q", "-o", "".join(names))
-        assert result.exit_code == 0, result.stderr
+        succeeds(*command, *carry, "-q", "-o", "".join(names))
     found = [
         open_packed(one).gather(np.arange(1), ["r"])["r"].values.tolist()
         for one in ("a", "b", "ab")
@@ -297,7 +291,7 @@ def test_cells_of_csv_are_carried() -> None:
     Path("a.csv").write_text("text,r,ok\na,0.5,True\nb,,False\n")
     command = ["pack", "a.csv", "-l", 8, "-t", "bytes", "-q", "-o", "out"]
     carry = ["--carry", "r:float32", "--carry-default", "r=2", "--carry", "ok:bool"]
-    assert packer(*command, *carry).exit_code == 0
+    succeeds(*command, *carry)
     found = open_packed("out").gather(np.arange(1), ["r", "ok"])
     assert {*zip(found["r"].values.tolist(), found["ok"].values.tolist(), strict=True)} == {
         (0.5, 1), (2.0, 0),
@@ -313,8 +307,8 @@ def test_templates_see_what_is_carried() -> None:
     talk = chat(user("q", step=3), assistant("a", step=4))
     Path("a.jsonl").write_text(json.dumps(talk) + "\n")
     command = ["pack", "a.jsonl", "-l", 64, "-t", "bytes", "--chat-template", "a.jinja", "-q"]
-    assert packer(*command, "-o", "out").exit_code == 0
-    assert packer(*command, "--carry", "step:int32", "-o", "carried").exit_code == 0
+    succeeds(*command, "-o", "out")
+    succeeds(*command, "--carry", "step:int32", "-o", "carried")
     ids = [
         open_packed(one).gather(np.arange(1), ["input_ids"])["input_ids"]
         for one in ("out", "carried")
@@ -332,15 +326,14 @@ def test_a_recipe_of_talks_and_texts_carries_weights() -> None:
         'carry_default = {weight = 2}\n[[source]]\nname = "talks"\ninputs = ["talks.jsonl"]\n'
         '[[source]]\nname = "texts"\ninputs = ["texts.jsonl"]\n'
     )
-    result = packer("pack", "mix.toml", "-q", "-o", "out")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "mix.toml", "-q", "-o", "out")
     weights = open_packed("out").gather(np.arange(1), ["weight"])["weight"]
     assert {*weights.reshape(-1).tolist()} == {0.0, 0.25, 0.5, 2.0}
     recipe = Path("mix.toml").read_text()  # and where one source alone carries it
     carry = 'carry = ["weight:float32"]\n'
     recipe = recipe.replace(carry, "", 1).replace('name = "talks"\n', f'name = "talks"\n{carry}')
     Path("other.toml").write_text(recipe)
-    assert packer("pack", "other.toml", "--view", "-q", "-o", "other").exit_code == 0
+    succeeds("pack", "other.toml", "--view", "-q", "-o", "other")
     again = open_packed("other").gather(np.arange(1), ["weight"])["weight"]
     assert again.tolist() == weights.tolist()
 
@@ -350,10 +343,10 @@ def test_a_source_without_a_column_has_the_default() -> None:
     Path("without.jsonl").write_text('{"text": "b"}\n')
     tokenize = ["-t", "bytes", "-q", "-o"]
     carry = ["--carry", "weight:float32"]
-    assert packer("tokenize", "with.jsonl", *carry, *tokenize, "with").exit_code == 0
-    assert packer("tokenize", "without.jsonl", *tokenize, "without").exit_code == 0
+    succeeds("tokenize", "with.jsonl", *carry, *tokenize, "with")
+    succeeds("tokenize", "without.jsonl", *tokenize, "without")
     command = ["pack", "with", "without", "-l", 8, "-q", "-o", "out"]
     assert_error(packer(*command), 2, "with carries weight, without does not")
-    assert packer(*command, "--carry-default", "weight=2").exit_code == 0
+    succeeds(*command, "--carry-default", "weight=2")
     weights = open_packed("out").gather(np.arange(1), ["weight"])["weight"]
     assert sorted(weights.values.tolist()) == [0.5, 2.0]

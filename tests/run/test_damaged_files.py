@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import COMPRESSORS, assert_error, contents, jsonl, packer, recover_texts
+from support import COMPRESSORS, assert_error, contents, jsonl, packer, recover_texts, succeeds
 
 from packer_cli.inputs import byte_streams
 
@@ -68,8 +68,7 @@ def test_a_damaged_file_ends_a_run_or_is_left_out(whole: list[str], name: str) -
     said = "data ends too early; the file was cut short" if "cut" in name else said
     assert_error(fails, 1, f"{name}: ", "" if name.endswith(COLUMNAR) else said)
     assert "or leave the file out, with --on-error skip" in fails.stderr
-    done = packer("pack", name, *whole, "-l", 64, *OPTIONS, "-o", "out")
-    assert done.exit_code == 0, done.stderr
+    done = succeeds("pack", name, *whole, "-l", 64, *OPTIONS, "-o", "out")
     warning = f"packer: warning: out: leaves out 1 input that cannot be decoded: {name}; "
     assert done.stderr.startswith(warning)
     assert sorted(recover_texts("out")) == sorted(TEXTS)
@@ -80,8 +79,7 @@ def test_a_damaged_file_ends_a_run_or_is_left_out(whole: list[str], name: str) -
     stats = json.loads(packer("stats", "out", "--json").stdout)
     assert (stats["rejected_records"], stats["rejected_files"]) == (2, 1)
     assert "damaged" in packer("stats", "out").stdout
-    verified = packer("verify", "out", "-q", "--against-inputs", "--sample", "all")
-    assert verified.exit_code == 0, verified.stdout
+    succeeds("verify", "out", "-q", "--against-inputs", "--sample", "all")
 
 
 def test_the_bytes_depend_on_nothing_else(
@@ -91,12 +89,12 @@ def test_the_bytes_depend_on_nothing_else(
     for name, data in damaged().items():
         Path(name).write_bytes(data)
     command = ["pack", *whole, *damaged(), "-l", 64, *OPTIONS, "-o", "first"]
-    assert packer(*command, "--workers", 1).exit_code == 0
+    succeeds(*command, "--workers", 1)
     assert sorted(recover_texts("first")) == sorted(TEXTS)
     for workers, block in ((1, 100), (3, 1000)):
         monkeypatch.setattr(byte_streams, "BLOCK_BYTES", block)
         command[-1] = f"by-{workers}"
-        assert packer(*command, "--workers", workers).exit_code == 0
+        succeeds(*command, "--workers", workers)
         assert contents(command[-1]) == contents("first")
 
 
@@ -117,8 +115,7 @@ def test_a_damaged_file_of_conversations(folder: Path, kind: str) -> None:
     options = ["--chat-template", "t.jinja", *OPTIONS, *(["-l", 64] if kind == "pack" else [])]
     for workers in (1, 2):
         out = f"by-{workers}"
-        done = packer(kind, *names, "b.jsonl", *options, "--workers", workers, "-o", out)
-        assert done.exit_code == 0, done.stderr
+        succeeds(kind, *names, "b.jsonl", *options, "--workers", workers, "-o", out)
         assert json.loads(packer("stats", out, "--json").stdout)["rejected_files"] == 5
     assert contents("by-1") == contents("by-2")
 
@@ -129,12 +126,12 @@ def test_a_file_that_is_left_out_counts_as_a_bad_record(whole: list[str]) -> Non
         "pack", *whole, "b.jsonl.gz", "-l", 64, *OPTIONS, "-o", "out", "--max-errors"
     ]  # fmt: skip
     assert_error(packer(*command, 1), 1, "2 records are bad so far; --max-errors is 1")
-    assert packer(*command, 2).exit_code == 0
+    succeeds(*command, 2)
     planned = json.loads(packer("plan", *command[1:-3], "--json").stdout)
     rows = json.loads(packer("stats", "out", "--json").stdout)["rows"]
     assert planned["outcomes"][0]["rows"] == rows
     Path("b.jsonl.gz").write_bytes(COMPRESSORS["gz"](jsonl("b")))
-    assert packer(*command, 2, "--add").exit_code == 0
+    succeeds(*command, 2, "--add")
     assert sorted(recover_texts("out")) == sorted([*TEXTS, "b"])
     assert json.loads(packer("stats", "out", "--json").stdout)["rejected_files"] == 0
 

@@ -22,6 +22,7 @@ from support import (
     random_texts,
     recover_documents,
     recover_texts,
+    succeeds,
 )
 
 from packer_cli import open_packed
@@ -89,7 +90,7 @@ def test_rows_of_three_corpora_are_a_sample(
 ) -> None:
     inputs = corpora(write)
     command = ["pack", *inputs, "-t", "bytes", "-l", ROW, "--unit-bytes", "64k", "-q", "-o", "out"]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     check_directory("out")
     units = tokens_by_corpus()
     rows = np.concatenate(units)
@@ -112,7 +113,7 @@ def test_windows_of_one_unit_are_samples(folder: Path) -> None:
     """With units and windows of the usual sizes."""
     inputs = corpora(write_jsonl, longest=3000)
     command = ["pack", *inputs, "-t", "bytes", "-l", "8k", "-q", "-o", "out"]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     (rows,) = tokens_by_corpus()
     assert rows.sum() > 1 << 22  # more than a window
     for tenth in np.array_split(rows, 10):
@@ -133,7 +134,7 @@ def test_records_of_units_of_many_slices_keep_their_names(folder: Path) -> None:
             at += len(lines[-1])
         Path(f"{name}.jsonl").write_bytes(b"".join(lines))
     command = ["-t", "bytes", "-l", 64, "--unit-bytes", "32k", "--on-error", "skip", "-o", "out"]
-    assert packer("pack", "a.jsonl", "b.jsonl", *command).exit_code == 0
+    succeeds("pack", "a.jsonl", "b.jsonl", *command)
     units = check_directory("out")["units"]
     assert min(len(unit["slices"]) for unit in units) >= 4
     rejected = [json.loads(line) for line in Path("out/rejected.jsonl").read_text().splitlines()]
@@ -144,8 +145,7 @@ def test_records_of_units_of_many_slices_keep_their_names(folder: Path) -> None:
         for (file, position), tokens in recover_documents("out").items()
     }
     assert found == expected
-    again = packer("verify", "out", "--against-inputs", "--sample", "all")
-    assert again.exit_code == 0, again.output
+    succeeds("verify", "out", "--against-inputs", "--sample", "all")
     shown = packer("show", "out", "0").stdout.replace("⟦", "")
     segments = re.findall(r"(\w)\.jsonl byte (\d+), .*\n(.*)<eos>", shown)
     assert segments
@@ -162,9 +162,9 @@ def test_what_is_added_is_dealt_among_its_own(folder: Path) -> None:
         units = json.loads(Path("out/manifest.json").read_bytes())["units"]
         return [{part[0] for part in unit["slices"]} for unit in units]
 
-    assert packer("pack", "a.jsonl", "b.jsonl", *options).exit_code == 0
+    succeeds("pack", "a.jsonl", "b.jsonl", *options)
     before = {*contents("out")}
-    assert packer("pack", "c.jsonl", "d.jsonl", "--add", *options).exit_code == 0
+    succeeds("pack", "c.jsonl", "d.jsonl", "--add", *options)
     assert {name for name in before if "shard" in name} <= {*contents("out")}
     both = slices()
     assert both == sorted(both, key=min)
@@ -178,7 +178,7 @@ def test_what_is_added_is_dealt_among_its_own(folder: Path) -> None:
     assert_error(refused, 2, "b.jsonl: is not named, is gone", "its unit holds another input that")
     assert slices() == both
     Path("elsewhere.jsonl").rename("b.jsonl")
-    assert packer("pack", "a.jsonl", "--add", *options).exit_code == 0
+    succeeds("pack", "a.jsonl", "--add", *options)
     check_directory("out")
     assert added <= {*contents("out")}
     assert not {name for name in before if "shard" in name} & {*contents("out")}
@@ -191,9 +191,8 @@ def test_what_keeps_the_order_of_inputs(folder: Path) -> None:
     inputs = corpora(write_jsonl)
     for command in (["pack", "-l", ROW, "--no-shuffle"], ["pack", "-l", ROW, "--strategy", "nf"],
                     ["pack", "-l", ROW, "--strategy", "wrap"], ["tokenize"]):  # fmt: skip
-        done = packer(*command, *inputs, "-t", "bytes", "--unit-bytes", "64k", "-q", "-o", "out",
+        succeeds(*command, *inputs, "-t", "bytes", "--unit-bytes", "64k", "-q", "-o", "out",
                       "--overwrite")  # fmt: skip
-        assert done.exit_code == 0, done.stderr
         units = json.loads(Path("out/manifest.json").read_bytes())["units"]
         slices = [tuple(part) for unit in units for part in unit["slices"]]
         assert len(units) > 5

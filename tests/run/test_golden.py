@@ -22,7 +22,7 @@ import pyarrow.parquet
 import pytest
 import tiny_tokenizers
 from chats import CHATML
-from support import ALL_COLUMNS, packer
+from support import ALL_COLUMNS, succeeds
 
 from packer_cli.cli.export import EXPORT_FORMATS
 from packer_cli.export import MARKER
@@ -98,8 +98,7 @@ def _reasoned(random_: random.Random) -> list[list[Json]]:
 
 
 def run(*arguments: object, out: str = "out", command: str = "pack") -> None:
-    result = packer(command, *arguments, "-q", "-o", out)
-    assert result.exit_code == 0, result.stderr
+    succeeds(command, *arguments, "-q", "-o", out)
 
 
 def _bytes(*arguments: object) -> Callable[[], None]:
@@ -140,8 +139,7 @@ def _exported(form: str) -> Callable[[], None]:
             run("tok", "-l", 128, "--view", out="result")
         else:
             run(packed, "-t", "pieces", "-l", 64, "--unit-bytes", "4k", out="result")
-        exported = packer("export", "result", "--to", form, "-o", "out", "-q")
-        assert exported.exit_code == 0, exported.stderr
+        succeeds("export", "result", "--to", form, "-o", "out", "-q")
 
     return export
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from altered import faulty
 from stops import AB, BC, KILLS, PACK, TOKENIZE, WRITING, A, B, Kind, Stops, prepare
-from support import contents, heavy, packer
+from support import contents, heavy, succeeds
 
 from packer_cli.export.formats import FORMATS
 from packer_cli.result.layout import digest
@@ -140,7 +140,7 @@ def test_killed_at_random_moments_of_two_workers(
     """What was packed is not packed again."""
     random_, in_the_middle = random.Random(0), 0
     options = ["--unit-bytes", "1k", "--workers", "2", "-o"]
-    assert packer(*command.split(), *options, "whole").exit_code == 0
+    succeeds(*command.split(), *options, "whole")
     units = len(json.loads(Path("whole/manifest.json").read_bytes())["units"])
     for kill in range(KILLS // 2):
         again = [*command.split(), *options, f"out{kill}"]
@@ -148,8 +148,7 @@ def test_killed_at_random_moments_of_two_workers(
         faulty(f"when_named('unit-', {unit}, lambda: kill_soon({then}))", *again)
         packed = len(list(Path(f"out{kill}").glob(".packer/*/unit-*.json")))
         in_the_middle += 0 < packed < units
-        done = packer(*again)
-        assert done.exit_code == 0, done.stderr
+        done = succeeds(*again)
         told = f"continuing: {packed} of {units} units are already packed"
         assert told in done.stderr or not 0 < packed < units
         assert contents(f"out{kill}") == contents("whole")
@@ -177,8 +176,7 @@ def test_what_a_kill_at_the_beginning_leaves_goes_with_another_command(
     for step in (3, 4, 5, 8):
         assert faulty(f"at_step({step}, kill)", *first.split(), "-o", "out").returncode == -9
         seen += bool(left())
-        done = packer(*then.split(), "-q", "-o", "out")
-        assert done.exit_code == 0, done.stderr
+        succeeds(*then.split(), "-q", "-o", "out")
         assert left() == []
         shutil.rmtree("out")
     assert seen
@@ -193,6 +191,6 @@ def test_what_a_kill_at_the_beginning_leaves_goes_with_another_command(
 )  # fmt: skip
 def test_what_only_reads_leaves_nothing(inputs: Path, command: str) -> None:
     skipped = PACK.format("in/bad.jsonl") + " --on-error skip -q -o out"
-    assert packer(*skipped.split()).exit_code == 0
+    succeeds(*skipped.split())
     done = faulty("at_step(1, kill)", *command.split())
     assert done.returncode == 0, done.stderr

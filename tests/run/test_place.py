@@ -27,6 +27,7 @@ from support import (
     packer,
     recover_texts,
     shard_of,
+    succeeds,
     work_folder,
 )
 
@@ -63,7 +64,7 @@ def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
     }  # fmt: skip
     assert {name: str(default_output([name], "packed-16")) for name in inputs} == inputs
     Path("data/a.jsonl").write_bytes(jsonl("a"))
-    assert packer("pack", "data/a.jsonl", "-l", 16, "-q").exit_code == 0
+    succeeds("pack", "data/a.jsonl", "-l", 16, "-q")
     assert recover_texts("a-packed-16") == ["a"]
 
 
@@ -265,8 +266,7 @@ def test_inputs_and_outputs_inside_each_other(folder: Path) -> None:
             assert_error(result, 2, f"{output}: the input data/a.jsonl lies inside the output")
     assert contents(folder) == {"data/a.jsonl": jsonl("a")}
     for _ in range(2):  # the output is no input
-        result = packer("pack", "data", *OPTIONS[:-1], "data/out", "--overwrite")
-        assert result.exit_code == 0, result.stderr
+        succeeds("pack", "data", *OPTIONS[:-1], "data/out", "--overwrite")
         assert recover_texts("data/out") == ["a"]
 
 
@@ -283,14 +283,14 @@ COMMANDS = {  # and where packer's folder is while each runs
 def test_another_run_and_a_file_system_without_locks(
     data: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    assert packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "rows").exit_code == 0
+    succeeds("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "rows")
     place, arguments = Path(COMMANDS[command]), command.split()
     place.parent.mkdir(exist_ok=True)
     with own_folder(place.parent, place.name, Path("out"), RunOptions()):
         before = contents(".")
         assert_error(packer(*arguments), 1, "out: another run is writing there")
         assert contents(".") == before
-    assert packer(*arguments).exit_code == 0  # the lock went with its holder
+    succeeds(*arguments)
     assert not place.exists()
     shutil.rmtree("out")
 
@@ -302,7 +302,7 @@ def test_another_run_and_a_file_system_without_locks(
     assert_error(result, 1, "out: cannot be locked: No locks available")
     assert "--no-lock" in result.stderr
     assert not [path for path in Path("out").glob("*") if path.name != ".packer"]
-    assert packer(*arguments, "--no-lock").exit_code == 0
+    succeeds(*arguments, "--no-lock")
 
 
 # What a failure leaves
@@ -349,7 +349,7 @@ def test_new_parents_are_brought_to_the_disk(data: Path, monkeypatch: pytest.Mon
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    assert packer("pack", "a.jsonl", *OPTIONS[:-1], "x/y/out").exit_code == 0
+    succeeds("pack", "a.jsonl", *OPTIONS[:-1], "x/y/out")
     assert {Path(name).stat().st_ino for name in (".", "x", "x/y", "x/y/out")} <= synced
 
 
@@ -375,25 +375,24 @@ def test_a_run_that_loses_too_much_is_marked_incomplete(long: tuple[object, ...]
     assert not Path("out/manifest.json").exists()
     assert json.loads(Path("out/manifest.incomplete.json").read_bytes())["truncated_tokens"] == 4
     assert_error(packer("show", "out"), 1, "out: is marked incomplete: 0.1000 of the tokens")
-    stats = packer("stats", "out")
-    assert stats.exit_code == 0
+    stats = succeeds("stats", "out")
     assert "out is marked incomplete: 0.1000" in stats.stderr
     assert_error(packer(*long), 2, "out: holds a finished result")
     for much in ("0.1", "10%"):
-        assert packer(*long, "--overwrite", "--max-loss", much).exit_code == 0
+        succeeds(*long, "--overwrite", "--max-loss", much)
         assert check_directory("out")["truncated_tokens"] == 4
     assert not Path("out/manifest.incomplete.json").exists()
 
 
 def test_add_looks_at_what_is_lost_when_nothing_is_new(long: tuple[object, ...]) -> None:
-    assert packer(*long).exit_code == 0
+    succeeds(*long)
     before = touched()
     assert_error(packer(*long, "--add", "--max-loss", "0.09"), 1, "0.1000 of the tokens were lost")
-    assert packer(*long, "--add", "--max-loss", "0.1").exit_code == 0
+    succeeds(*long, "--add", "--max-loss", "0.1")
     assert check_directory("out")["config"]["max_loss"] == 0.1
     assert touched()[shard_of().name] == before[shard_of().name]
     before = touched()
-    assert packer(*long, "--add", "--max-loss", "0.1").exit_code == 0
+    succeeds(*long, "--add", "--max-loss", "0.1")
     assert touched() == before
 
 
@@ -408,6 +407,5 @@ def test_an_incomplete_result_replaces_no_good_one(data: Path, how: str) -> None
     assert_error(result, 1, "of the tokens were lost, 0 truncated and 101 dropped")
     assert "the earlier result stays" in result.stderr
     assert {n: c for n, c in contents("out").items() if ".packer" not in n} == before
-    result = packer(*command, *losing[:2], "--max-loss", "1")
-    assert result.exit_code == 0, result.stderr
+    succeeds(*command, *losing[:2], "--max-loss", "1")
     assert json.loads(Path("out/manifest.json").read_bytes())["dropped_documents"] == 1

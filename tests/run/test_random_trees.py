@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from altered import faulty
-from support import jsonl, packer
+from support import jsonl, packer, succeeds
 
 from packer_cli.result.layout import ID
 
@@ -90,8 +90,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "export source --to numpy -o numpy -q",
             "export source --to llamafactory -o llamafactory -q",
         ):
-            done = packer(*arguments(command))
-            assert done.exit_code == 0, done.stderr
+            succeeds(*arguments(command))
         for step in (30, 80):  # amid units, and while the result is put in place
             faulty(
                 f"at_step({step}, kill)", *arguments(f"pack in/a.jsonl -l 32 -o killed{step} BYTES")

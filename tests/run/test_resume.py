@@ -26,6 +26,7 @@ from support import (
     packer_process,
     random_texts,
     shard_of,
+    succeeds,
     work_folder,
 )
 
@@ -73,7 +74,7 @@ def replacing(inputs: Path) -> Path:
 
 def is_fresh(*options: str) -> bool:
     """Whether the output is what one run makes of the inputs."""
-    assert packer(*arguments("fresh", *options)).exit_code == 0
+    succeeds(*arguments("fresh", *options))
     return contents("out") == contents("fresh")
 
 
@@ -129,8 +130,7 @@ GOES_ON: dict[str, tuple[Change, tuple[str, ...], int]] = {
 def test_it_goes_on(interrupted: Path, name: str) -> None:
     change, options, kept = GOES_ON[name]
     change()
-    done = packer(*arguments("out", *options))
-    assert done.exit_code == 0, done.stderr
+    done = succeeds(*arguments("out", *options))
     assert f"out: continuing: {kept} of {UNITS} units are already packed" in done.stderr
     assert is_fresh(*(one for one in options if one != "--add"))
 
@@ -166,7 +166,7 @@ def test_another_run_is_refused(interrupted: Path, name: str) -> None:
     assert "to start over, --overwrite" in refused.stderr
     assert contents("out") == before
     if "--add" not in options:
-        assert packer(*command, "--overwrite").exit_code == 0
+        succeeds(*command, "--overwrite")
         check_directory("out")
 
 
@@ -177,7 +177,7 @@ def test_another_tokenizer_is_refused(inputs: Path) -> None:
     kill("'unit-', 2", *options, "one")
     refused = packer(*arguments("out", *options, "two"))
     assert_error(refused, 2, "another tokenizer: tokenizer_config.json differ")
-    assert packer(*arguments("out", *options, "one")).exit_code == 0
+    succeeds(*arguments("out", *options, "one"))
 
 
 # (input, how its bytes become others while it is packed, the error or "")
@@ -197,7 +197,7 @@ def test_an_input_that_changes_while_it_is_packed(
     assert (done.returncode, f"error: {error}" in done.stderr) == (int(bool(error)), bool(error))
     if not error:
         verify = ("verify", "out", "-q", "--against-inputs", "--sample", "all")
-        assert packer(*verify).exit_code == 0
+        succeeds(*verify)
 
 
 def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
     assert message.startswith("error: a.jsonl: changed while it was read (")
     assert tip.endswith("then run again, with --overwrite")
     assert_error(packer(*arguments("out", "-q")), 2, "a.jsonl has changed")
-    assert packer(*arguments("out", "--overwrite", "--on-error", "skip")).exit_code == 0
+    succeeds(*arguments("out", "--overwrite", "--on-error", "skip"))
 
 
 def test_how_bad_records_are_dealt_with_may_change(inputs: Path) -> None:
@@ -220,14 +220,14 @@ def test_how_bad_records_are_dealt_with_may_change(inputs: Path) -> None:
     assert_error(failed, 1, "b.jsonl, line 21", "not valid JSON")
     assert f"{UNITS - 2} of {UNITS} units are packed and kept" in failed.stderr
     skipping = ("--on-error", "skip")
-    assert packer(*arguments("out", *skipping)).exit_code == 0
+    succeeds(*arguments("out", *skipping))
     assert is_fresh(*skipping)
     shutil.rmtree("out")
     Path("a.jsonl").write_bytes(Path("a.jsonl").read_bytes().replace(b"\n", b"\n{broken\n", 1))
     kill("'unit-', 8", *skipping)
     refused = packer(*arguments("out", "-q"))
     assert_error(refused, 2, "unfinished run that differs: --on-error was skip, is now fail")
-    assert packer(*arguments("out", *skipping)).exit_code == 0
+    succeeds(*arguments("out", *skipping))
 
 
 def test_too_many_bad_records(inputs: Path) -> None:
@@ -238,7 +238,7 @@ def test_too_many_bad_records(inputs: Path) -> None:
     assert_error(packer(*command, "--max-errors", 10), 1, "11 records are bad so far; --max-errors")
     assert_error(packer(*command, "--max-errors", "0.5%"), 1, "22 of 900 records are bad")
     assert not Path("out/manifest.json").exists()
-    assert packer(*command, "--max-errors", "3%").exit_code == 0  # all is packed already
+    succeeds(*command, "--max-errors", "3%")
     assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 22
 
 
@@ -253,7 +253,7 @@ def test_a_manifest_that_was_lost_is_made_again(replacing: Path, content: bytes 
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    assert packer(*arguments()).exit_code == 0
+    succeeds(*arguments())
     assert is_fresh()
 
 
@@ -265,9 +265,9 @@ def test_a_limit_of_what_may_be_lost_is_that_of_the_run(replacing: Path) -> None
 
 
 def test_a_result_that_takes_the_place_of_an_equal_one(inputs: Path) -> None:
-    assert packer(*arguments()).exit_code == 0
+    succeeds(*arguments())
     kill("'replacing.json', 1", "--overwrite")
-    assert packer(*arguments()).exit_code == 0
+    succeeds(*arguments())
     assert not Path("out/.packer").exists()
     assert is_fresh()
 
@@ -280,12 +280,12 @@ def test_the_bytes_do_not_depend_on_workers(inputs: Path, kind: str) -> None:
             rewrite(name, lambda data: data.replace(b"\n", b"\n{broken\n"))()
         named += ["--on-error", "skip"]
     if kind == "pack tokens":
-        assert packer("tokenize", *named, "-q", "-o", "tokens").exit_code == 0
+        succeeds("tokenize", *named, "-q", "-o", "tokens")
         named = ["tokens"]
     length = ["-l", 256] if kind != "tokenize" else []
     for workers in (1, 2, 8):
         command = [*kind.split()[:1], *named, *length, "--unit-bytes", "20k", "-o", f"by{workers}"]
-        assert packer(*command, "--workers", workers).exit_code == 0
+        succeeds(*command, "--workers", workers)
     if kind == "pack":  # nor on the process
         assert packer_process(*command, "--overwrite").returncode == 0
     assert contents("by1") == contents("by2") == contents("by8")

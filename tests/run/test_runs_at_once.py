@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from altered import unaltered
-from support import jsonl, packer, packer_script
+from support import jsonl, packer, packer_script, succeeds
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
@@ -117,11 +117,11 @@ def test_thousands_of_runs_leave_no_descriptor_open(folder: Path) -> None:
 
     def run() -> int:
         for name in ("a.jsonl", "b.jsonl"):
-            assert packer("pack", name, *OPTIONS, "--overwrite").exit_code == 0
-            assert packer("pack", name, *OPTIONS).exit_code == 0  # up to date
+            succeeds("pack", name, *OPTIONS, "--overwrite")
+            succeeds("pack", name, *OPTIONS)
             assert packer("pack", name, *OPTIONS, "--seed", 1).exit_code == 2
         command = ["export", "out", "--to", "numpy", "-q", "-o", "exported", "--overwrite"]
-        assert packer(*command).exit_code == 0
+        succeeds(*command)
         return len(os.listdir("/proc/self/fd"))
 
     run()

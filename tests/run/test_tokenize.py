@@ -15,14 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
 from chats import chat_tokenizer
-from support import (
-    BYTES_EOS,
-    assert_error,
-    contents,
-    jsonl,
-    packer,
-    random_texts,
-)
+from support import BYTES_EOS, assert_error, contents, jsonl, packer, random_texts, succeeds
 from tokenizing import batches_in, check_tokenized, documents_in, texts_in, tokenize, trained_of
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -81,11 +74,10 @@ def test_a_unit_of_several_shards() -> None:
     written = [f"{n % 7}" * (200_000 if n % 3 else n) for n in range(90)]
     Path("a.jsonl").write_bytes(jsonl(*written))
     for out, size in (("whole", "1G"), ("parts", "1M")):
-        done = packer(
+        succeeds(
             "tokenize", "a.jsonl", "-t", "bytes", "-q", "--unit-bytes", "1G", "--shard-bytes", size,
             "-o", out,
         )  # fmt: skip
-        assert done.exit_code == 0, done.stderr
     whole, parts = (
         pa.Table.from_batches(batches_in(out, "documents")) for out in ("whole", "parts")
     )
@@ -143,13 +135,13 @@ def test_results_of_the_other_kind_in_the_way(texts: list[str], first: str, seco
         rows = ["-l", 64] if name == "pack" else []
         return [name, "a.jsonl", "-t", "bytes", "-q", *rows, "-o", "out"]
 
-    assert packer(*command(first)).exit_code == 0
+    succeeds(*command(first))
     before = contents("out")
     assert_error(packer(*command(second)), 2, "out: holds a finished result")
     assert contents("out") == before
-    assert packer(*command(second), "--overwrite").exit_code == 0
+    succeeds(*command(second), "--overwrite")
     fresh = [*command(second)[:-1], "fresh"]
-    assert packer(*fresh).exit_code == 0
+    succeeds(*fresh)
     assert contents("out") == contents("fresh")
 
 
@@ -205,14 +197,12 @@ def test_a_directory_that_is_kept_need_not_be_there(options: tuple[str, ...]) ->
         tokenized(name, *(f"{name} {number}" for number in range(50)))
     given = ("-l", 64, "-o", "out", "-q", *options)
     packer("pack", "a", *given)
-    assert packer("pack", "b", *given, "--add").exit_code == 0
+    succeeds("pack", "b", *given, "--add")
     manifest = json.loads(Path("out/manifest.json").read_bytes())
     assert [one["format"] for one in manifest["inputs"]] == ["tokenized", "tokenized"]
-    done = packer("verify", "out", "--against-inputs")
-    assert done.exit_code == 0, done.output
+    succeeds("verify", "out", "--against-inputs")
     shutil.move("a", "elsewhere")
-    done = packer("pack", "c", *given, "--add")
-    assert done.exit_code == 0, done.output
+    succeeds("pack", "c", *given, "--add")
     manifest = json.loads(Path("out/manifest.json").read_bytes())
     assert [one["documents"] for one in manifest["inputs"]] == [50, 50, 50]
 
@@ -233,12 +223,11 @@ def test_a_damaged_index_is_not_planned(command: tuple[str, ...], wrong: int) ->
 
 def test_what_is_around_documents_is_told_where_all_have_it() -> None:
     Path("a.jsonl").write_bytes(jsonl("some text"))
-    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "with").exit_code == 0
+    succeeds("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "with")
     given = ["tokenize", "a.jsonl", "-t", "bytes", "--no-eos", "-q", "-o", "without"]
-    assert packer(*given).exit_code == 0
+    succeeds(*given)
     for names, around in ((["with"], True), (["with", "without"], False)):
-        done = packer("pack", *names, "-l", 64, "-q", "-o", "out", "--overwrite")
-        assert done.exit_code == 0, done.stderr
+        succeeds("pack", *names, "-l", 64, "-q", "-o", "out", "--overwrite")
         tokenizer = json.loads(Path("out/manifest.json").read_bytes())["tokenizer"]
         assert ("suffix" in tokenizer) is around
         assert tokenizer["prefix"] == []

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
-from support import check_directory, packer
+from support import check_directory, packer, succeeds
 
 LONG = "All that the answer is about. " * 10
 WORDS = "word " * 40
@@ -31,14 +31,15 @@ def save_merging(folder: str, template: str | None = None) -> None:
 
 def warned(*arguments: Any) -> list[str]:
     """The warnings of a run with -q, which stats, its JSON and its page give, too."""
-    result = packer("pack", "data.jsonl", "-l", 1024, "-t", "bytes", "-o", "out", "-q", *arguments)
-    assert result.exit_code == 0, result.stderr
+    result = succeeds(
+        "pack", "data.jsonl", "-l", 1024, "-t", "bytes", "-o", "out", "-q", *arguments
+    )
     lines = [line.removeprefix("packer: warning: out: ") for line in result.stderr.splitlines()]
     shown = packer("stats", "out").stdout.splitlines()
     assert [line.removeprefix("warning: ") for line in shown if "warning: " in line] == lines
     found = json.loads(packer("stats", "out", "--json").stdout)["warnings"]
     assert [f"{one['text']}; {one['way_out']}" for one in found] == lines
-    assert packer("stats", "out", "--html", "page.html").exit_code == 0
+    succeeds("stats", "out", "--html", "page.html")
     assert Path("page.html").read_text().count('class="warning"') == len(lines)
     check_directory("out")
     return lines
@@ -208,7 +209,7 @@ def test_how_prompts_become_text_is_said(folder: Path) -> None:
         result = packer(*command, "--prompt-template", name)
         assert f"packer: prompts {words}; see --prompt-template" in result.stderr.splitlines()
         assert f"prompt-completion, prompts {words}; trained on: " in packer("stats", "out").stdout
-        assert packer("stats", "out", "--html", "page.html").exit_code == 0
+        succeeds("stats", "out", "--html", "page.html")
         assert f"prompts {words}" in Path("page.html").read_text()
 
 

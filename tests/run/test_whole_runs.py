@@ -21,6 +21,7 @@ from support import (
     recover_documents,
     recover_texts,
     shard_of,
+    succeeds,
 )
 
 from packer_cli import open_packed
@@ -68,7 +69,7 @@ def test_the_seed_changes_the_order_and_nothing_else(data: Path) -> None:
 def test_aliases_are_the_same_strategy(data: Path, alias: str) -> None:
     name = next(name for name in NAMES if alias.lower().replace("_", "-") in (name, *ALIASES[name]))
     for output, strategy in (("one", alias), ("two", name)):
-        assert packer("pack", *INPUTS, "--strategy", strategy, "-o", output).exit_code == 0
+        succeeds("pack", *INPUTS, "--strategy", strategy, "-o", output)
     assert contents("one") == contents("two")
 
 
