@@ -216,8 +216,7 @@ def plan_addition(directory: Path, manifest: Result, now: Run, options: RunOptio
             return Addition(run, {}, changed=True)
         return Addition(run, {}, changed=False)
     inputs = manifest.inputs
-    moved = _find_moved(manifest, now.files)
-    current, changed = _number(manifest, now.files, moved)
+    current, changed, moved = _match(manifest, now.files)
     if options.exact and min(current) >= len(inputs):
         raise OtherInputsError(
             f"{directory}: holds documents of other inputs, among them {inputs[0].name}",
@@ -253,57 +252,48 @@ def plan_addition(directory: Path, manifest: Result, now: Run, options: RunOptio
     return Addition(run, by_unit, bool(new) or has_moved or is_limited)
 
 
-def _find_moved(manifest: Result, files: Iterable[InputFile]) -> dict[str, int | None]:
-    """Find files whose content the result has by another path.
+def _match(
+    manifest: Result, files: Iterable[InputFile]
+) -> tuple[dict[int, InputFile], set[int], dict[str, int | None]]:
+    """Number the files as the result does: by their paths, else by their content, new ones after
+    all others. Only files of a size that the result has are read for it.
 
-    Returns for each path the number of the input that was moved there, or None for a copy of one
-    that is named, too. Only files of a size that the result has are read.
+    Returns the files by number; the numbers of those that have changed; and for each path whose
+    content the result has under another one its number, or None for a copy of an input that is
+    named, too, which is left out. Raises UsageError if stdin would replace an earlier one.
     """
-    inputs, moved = manifest.inputs, dict[str, int | None]()
-    current, known = {file.known_as: file for file in files}, {entry.path for entry in inputs}
-    sizes, held = {entry.size for entry in inputs}, dict[tuple[object, ...], list[int]]()
+    inputs, by_path = manifest.inputs, {file.known_as: file for file in files}
+    sizes, by_content = {entry.size for entry in inputs}, dict[tuple[object, ...], list[int]]()
     for index, entry in enumerate(inputs):
-        if entry.sha256 and (
-            entry.path not in current or _is_unchanged(entry, current[entry.path])
-        ):
-            held.setdefault((entry.sha256, format_of(entry.path)), []).append(index)
-    for path, file in current.items():
-        is_other = path in known or file.size not in sizes or companion(path, file.format)
-        if is_other or path == STDIN or storage.is_url(path):
-            continue
-        same = held.get((digest(path)[1], format_of(path)))
-        if same:
-            free = (index for index in same if inputs[index].path not in current
-                    and index not in moved.values())  # fmt: skip
-            moved[path] = next(free, None)
-    return moved
-
-
-def _number(
-    manifest: Result, files: Iterable[InputFile], moved: Mapping[str, int | None]
-) -> tuple[dict[int, InputFile], set[int]]:
-    """Number the files as the result does, new ones after all others; copies are left out.
-
-    Returns the files by number, and the numbers of those that have changed. Raises UsageError for
-    stdin, if it would replace an earlier one.
-    """
-    numbers = {entry.path: index for index, entry in enumerate(manifest.inputs)}
-    current, changed, free = dict[int, InputFile](), set[int](), count(len(manifest.inputs))
-    for file in files:
-        path = file.known_as
-        if path == STDIN and path in numbers:
+        file = by_path.get(entry.path)
+        if entry.sha256 and (file is None or _is_unchanged(entry, file)):
+            by_content.setdefault((entry.sha256, format_of(entry.path)), []).append(index)
+    numbers, free = {entry.path: index for index, entry in enumerate(inputs)}, count(len(inputs))
+    current, changed, moved = dict[int, InputFile](), set[int](), dict[str, int | None]()
+    for path, file in by_path.items():
+        number = numbers.get(path)
+        if number is None and file.size in sizes and _has_digest(file):
+            if same := by_content.get((digest(path)[1], format_of(path))):
+                unnamed = (index for index in same if inputs[index].path not in by_path)
+                number = moved[path] = next((n for n in unnamed if n not in current), None)
+                if number is None:
+                    continue
+        elif number is not None and path == STDIN:
             raise UsageError(
                 "-: stdin would replace the documents that came from stdin before",
                 "write the data to a file, and name that",
             )
-        index = moved[path] if path in moved else numbers.get(path, -1)
-        if index is None:
-            continue
-        if path in numbers and not _is_unchanged(manifest.inputs[index], file):
-            changed.add(index)
-        index = index if index >= 0 else next(free)
-        current[index] = replace(file, index=index)
-    return current, changed
+        elif number is not None and not _is_unchanged(inputs[number], file):
+            changed.add(number)
+        number = next(free) if number is None else number
+        current[number] = replace(file, index=number)
+    return current, changed, moved
+
+
+def _has_digest(file: InputFile) -> bool:
+    """True for a local file whose documents depend on its own bytes alone."""
+    path = file.known_as
+    return path != STDIN and not storage.is_url(path) and not companion(path, file.format)
 
 
 def _is_unchanged(entry: Input, file: InputFile) -> bool:
