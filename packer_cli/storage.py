@@ -235,9 +235,10 @@ def sizes(folder: str) -> dict[str, int]:
     not a regular file. {} if there is no such folder. Raises OSError, for URLs PackerError.
     """
     if not is_url(folder):
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        found = {name: size_of(os.path.join(folder, name)) for name in names}
-        return {name: size for name, size in found.items() if size is not None}
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = {name: size_of(os.path.join(folder, name)) for name in os.listdir(folder)}
+            return {name: size for name, size in found.items() if size is not None}
+        return {}
     with _explained(folder):
         _store(folder)[0].invalidate_cache()
         with suppress(FileNotFoundError):

@@ -82,22 +82,21 @@ def own_folder(
 
     Raises UsageError if something else lies there, InUseError if another run is writing there.
     """
-    own = parent / name / ID
-    while True:
+    own, tries = parent / name / ID, _TRIES if shared else 1  # a rank that ends locks for a moment
+    for _ in range(_TRIES):
         with ExitStack() as stack:
             try:
                 find_own(parent, name)
                 for folder in (own.parent, own):
                     with suppress(FileExistsError):
                         os.mkdir(folder)
-                # a rank that ends keeps all others out for a moment
-                tries = _TRIES if shared else 1
                 lock = locked(own / LOCK, output, options, shared=shared, tries=tries)
                 stack.enter_context(lock)
             except FileNotFoundError:  # the run that held the lock has just removed the folder
                 continue
             yield own
             return
+    raise InUseError(f"{output}: other runs keep starting and ending there", "run it again")
 
 
 @contextmanager
@@ -199,8 +198,8 @@ def locked_output(output: Path, options: RunOptions) -> Iterator[LockedOutput]:
     UsageError if the directory is not packer's, InUseError if another run is writing to it.
     """
     shared = options.as_rank is not None
-    created = not output.exists()
     try:
+        created = not output.exists()
         if not (created or output.is_dir()):
             raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
         make_folders(output)
