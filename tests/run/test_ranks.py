@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from altered import faulty, unaltered
-from support import assert_error, contents, jsonl, packer, random_texts, work_folder
+from support import assert_error, contents, jsonl, packer, random_texts, succeeds, work_folder
 
 from packer_cli.run import place
 
@@ -29,19 +29,12 @@ def inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, documents in (("a.jsonl", 300), ("b.jsonl", 10)):
         (folder / name).write_bytes(jsonl(*random_texts(documents)))
-    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "whole").exit_code == 0
+    succeeds("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "whole")
 
 
 def rank(number: int, size: int, *more: str, out: str = "out") -> list[str]:
     names = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", out]
     return [*names, "--rank", str(number), "--world-size", str(size), *more]
-
-
-def succeeds(*command: str) -> str:
-    """What it says on stderr."""
-    done = packer(*command)
-    assert done.exit_code == 0, done.stderr
-    return done.stderr
 
 
 def four_at_once(out: str) -> None:
@@ -56,8 +49,7 @@ def test_one_after_the_other() -> None:
     """Until the last has come, there is no result."""
     for number in (2, 0, 1):
         assert packer("stats", "out").exit_code > 0
-        done = packer(*rank(number, 3))
-        assert done.exit_code == 0, done.stderr
+        done = succeeds(*rank(number, 3))
         if number != 1:
             assert "units are not packed" in done.stderr
             assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", done.stderr, re.M)
@@ -104,7 +96,7 @@ def test_a_rank_that_ends_as_another_finishes(name: str, monkeypatch: pytest.Mon
 
     succeeds(*rank(0, 2))
     monkeypatch.setattr(name, called)
-    assert "out: done in " in succeeds(*rank(1, 2))
+    assert "out: done in " in succeeds(*rank(1, 2)).stderr
     assert contents("out") == contents("whole")
 
 
@@ -114,7 +106,7 @@ def test_the_command_of_any_rank_finishes_what_was_killed() -> None:
     last = f"when_named('unit-', {units // 2}, kill)"
     assert faulty(last, *rank(1, 2, "--workers", "1")).returncode == -signal.SIGKILL
     assert not Path("out/manifest.json").exists()
-    assert "out: done in " in succeeds(*rank(0, 2))
+    assert "out: done in " in succeeds(*rank(0, 2)).stderr
     assert contents("out") == contents("whole")
     lost = packer(*rank(0, 1, "--overlong", "drop", "--max-loss", "0.01", out="lost"))
     assert (lost.exit_code, "of the tokens were lost" in lost.stderr) == (1, True)
@@ -149,7 +141,7 @@ def test_ranks_of_schedulers(
         succeeds(*rank(0, 2))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    said = succeeds("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out", *given)
+    said = succeeds("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out", *given).stderr
     assert contents("out") == contents("whole")
     assert (f"packer: rank 1 of 2, from {next(iter(environment))}" in said) == bool(given)
 
@@ -178,31 +170,27 @@ def test_a_rank_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         monkeypatch.setattr(place.time, "sleep", nap)
-        said = succeeds(*rank(1, 2))
+        said = succeeds(*rank(1, 2)).stderr
     assert said.count(": waiting for another rank, which holds begin.lock there") == 1
     assert contents("out") == contents("whole")
 
 
 def test_a_rank_that_comes_late_has_nothing_to_do() -> None:
-    command = ["pack", *OPTIONS, "-o", "out", "b.jsonl", "--world-size", "2", "--rank"]
-    succeeds(*command, "0")
+    """Nor after an update, whose units are not those of a run of all inputs."""
+    command = ["pack", *OPTIONS, "-o", "out", "b.jsonl"]
+    late = [*command, "--rank", "1", "--world-size", "2"]
+    succeeds(*command, "--rank", "0", "--world-size", "2")
     before = contents("out")
-    assert "out: already finished" in succeeds(*command, "1")
-    assert_error(packer(*command, "1", "-q", "-l", "32"), 2, "--max-length was 64, is now 32")
-    Path("b.jsonl").write_bytes(jsonl("other"))
-    assert_error(packer(*command, "1", "-q"), 2, "holds a finished result")
+    assert "out: already finished" in succeeds(*late).stderr
+    assert_error(packer(*late, "-q", "-l", "32"), 2, "--max-length was 64, is now 32")
     assert contents("out") == before
     assert not Path("out/.packer").exists()
-
-
-def test_a_rank_that_comes_after_an_update_has_nothing_to_do() -> None:
-    """Whose units are not those of a run of all inputs."""
     Path("c.jsonl").write_bytes(jsonl("more"))
-    succeeds("pack", *OPTIONS, "-o", "out", "b.jsonl")
-    succeeds("pack", *OPTIONS, "-o", "out", "c.jsonl", "--add")
-    command = ["pack", *OPTIONS, "-o", "out", "b.jsonl", "c.jsonl"]
-    assert_error(packer(*command), 2, "already holds these inputs, in another order")
-    assert "out: already finished" in succeeds(*command, "--rank", "0", "--world-size", "2")
+    succeeds(*command[:-1], "c.jsonl", "--add")
+    assert_error(packer(*command, "c.jsonl"), 2, "already holds these inputs, in another order")
+    assert "out: already finished" in succeeds(*late, "c.jsonl").stderr
+    Path("b.jsonl").write_bytes(jsonl("other"))
+    assert_error(packer(*late, "c.jsonl", "-q"), 2, "holds a finished result")
 
 
 def test_killed_while_putting_the_result_in_place() -> None:

@@ -65,13 +65,6 @@ def interrupted(inputs: Path) -> Path:
     return inputs / "out"
 
 
-@pytest.fixture
-def replacing(inputs: Path) -> Path:
-    """An output whose run was killed when all was packed and about to be put in place."""
-    kill("'replacing.json', 1")
-    return inputs / "out"
-
-
 def is_fresh(*options: str) -> bool:
     """Whether the output is what one run makes of the inputs."""
     succeeds(*arguments("fresh", *options))
@@ -152,6 +145,10 @@ DIFFERS: dict[str, tuple[Change, str, tuple[str, ...], str]] = {
         "", (), UNREADABLE,
     ),
     "a deep run": (rewrite("run.json", lambda data: b"[" * 100_000), "", (), UNREADABLE),
+    "another tokenizer": (
+        lambda: tiny.save(Path("tok"), tiny.byte_level(), tokenizer_config={"eos_token": "a"}), "",
+        ("-t", "tok"), "another tokenizer: tokenizer.json and tokenizer_config.json differ",
+    ),
 }  # fmt: skip
 
 
@@ -170,16 +167,6 @@ def test_another_run_is_refused(interrupted: Path, name: str) -> None:
         check_directory("out")
 
 
-def test_another_tokenizer_is_refused(inputs: Path) -> None:
-    tiny.save(inputs / "one", tiny.byte_level())
-    tiny.save(inputs / "two", tiny.byte_level(), tokenizer_config={"pad_token": "<pad>"})
-    options = ["--no-eos", "--tokenizer-backend", "tokenizers", "-q", "-t"]
-    kill("'unit-', 2", *options, "one")
-    refused = packer(*arguments("out", *options, "two"))
-    assert_error(refused, 2, "another tokenizer: tokenizer_config.json differ")
-    succeeds(*arguments("out", *options, "one"))
-
-
 # (input, how its bytes become others while it is packed, the error or "")
 CHANGES = [
     ("a.jsonl", "lambda: os.truncate('a.jsonl', 1000)", "a.jsonl: changed while it was read ("),
@@ -196,8 +183,7 @@ def test_an_input_that_changes_while_it_is_packed(
     done = faulty(f"import os; while_reading({name!r}, {change})", *arguments(), "-q")
     assert (done.returncode, f"error: {error}" in done.stderr) == (int(bool(error)), bool(error))
     if not error:
-        verify = ("verify", "out", "-q", "--against-inputs", "--sample", "all")
-        succeeds(*verify)
+        succeeds("verify", "out", "-q", "--against-inputs", "--sample", "all")
 
 
 def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
@@ -242,25 +228,30 @@ def test_too_many_bad_records(inputs: Path) -> None:
     assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 22
 
 
-def test_what_was_being_put_in_place_is_not_replaced(replacing: Path) -> None:
-    assert_error(packer(*arguments("out", "-q", inputs="b.jsonl")), 2, "holds a finished result")
-    assert is_fresh()
+# what is done to a result that is being put in its place, the second command, and its error or ""
+REPLACING: dict[str, tuple[Change, list[str], str]] = {
+    "nothing": (lambda: None, arguments(), ""),
+    "other inputs": (lambda: None, arguments(inputs="b.jsonl"), "a.jsonl is not named now"),
+    "another limit": (
+        lambda: None, arguments("out", "--max-loss", "0.5"), "--max-loss was not given, is now 0.5",
+    ),
+    "its manifest is lost": (lambda: os.remove(work_folder() / "manifest.json"), arguments(), ""),
+    "its manifest is damaged": (rewrite("manifest.json", lambda data: b"{"), arguments(), ""),
+    "its journal is damaged": (rewrite("replacing.json", lambda data: b"{"), arguments(), ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [None, b"{"])
-def test_a_manifest_that_was_lost_is_made_again(replacing: Path, content: bytes | None) -> None:
-    path = work_folder() / "manifest.json"
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
-    succeeds(*arguments())
-    assert is_fresh()
-
-
-def test_a_limit_of_what_may_be_lost_is_that_of_the_run(replacing: Path) -> None:
-    """A result whose last step an interruption has left is held to the limit that is given now."""
-    differs = "--max-loss was not given, is now 0.5"
-    assert_error(packer(*arguments("out", "--max-loss", "0.5")), 2, "finished result", differs)
+@pytest.mark.parametrize("name", REPLACING)
+def test_what_was_being_put_in_place(inputs: Path, name: str) -> None:
+    """It is put there first, and then it is a finished result like any other."""
+    change, command, error = REPLACING[name]
+    kill("'replacing.json', 1")
+    change()
+    done = packer(*command, "-q")
+    if error:
+        assert_error(done, 2, "out: holds a finished result that differs: ", error)
+    assert (done.exit_code == 0) == (not error), done.stderr
+    assert not Path("out/.packer").exists()
     assert is_fresh()
 
 
