@@ -22,8 +22,6 @@ from support import assert_error, check_directory, jsonl, pack, packer, recover_
 from varied_results import CARRY, write_carried
 
 from packer_cli import open_packed
-from packer_cli.export import FORMATS
-from packer_cli.export.rows import documents
 
 # (ids, labels) of a segment or document
 Piece = tuple[list[int], list[int]]
@@ -282,31 +280,42 @@ def test_json(small: Path) -> None:
     assert json.loads(result.stdout) == {"output": "out", "format": "trl"} | counts
 
 
+# columns of rows; None: documents are tokenized
+SOURCES = {
+    "bare": "input_ids,cu_seqlens", "masked": "input_ids,cu_seqlens,segments", "tokens": None,
+}  # fmt: skip
+MASK = "1 of its tokens are not to be trained on, which --to "
+NEEDS = {  # of each source, the error by format; others are written
+    "bare": {
+        **dict.fromkeys(("megatron", "unpacked"), "bare: has no column segments, which --to "),
+        **dict.fromkeys(OF_ROWS, "bare: has no column labels, which --to "),
+    },
+    "masked": {
+        **dict.fromkeys(("megatron", "unpacked"), f"masked: {MASK}"),
+        **dict.fromkeys(OF_ROWS, "masked: has no column labels, which --to "),
+    },
+    "tokens": {
+        **dict.fromkeys((*OF_ROWS, "numpy", "parquet"), "tokens: holds documents, and --to "),
+        "megatron": f"tokens: {MASK}",
+    },
+}
+
+
 @pytest.mark.parametrize("to", OF_PACKED)
-def test_what_a_format_needs(folder: Path, to: str) -> None:
-    Path("data.jsonl").write_text('{"text": "some words"}')
-    command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-q", "--columns"]
-    succeeds(*command, "input_ids,cu_seqlens", "-o", "packed")
-    result = packer("export", "packed", "--to", to, "-o", "out")
-    if to in ("numpy", "parquet"):
-        assert result.exit_code == 0
-        return
-    missing = "segments" if to in OF_DOCUMENTS else "labels"
-    assert_error(result, 2, f"packed: has no column {missing}, which --to {to} needs")
-    assert nothing_at("out")
-    if to == "unpacked":  # has labels where the directory has them
-        succeeds(*command, "input_ids,cu_seqlens,segments", "-o", "bare")
-        succeeds("export", "bare", "--to", to, "-o", "out")
-        assert list(table_of(Path("out"))) == ["input_ids"]
-
-
-def test_a_mask_that_no_column_keeps_is_not_lost(folder: Path) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_a_format_needs(folder: Path, source: str, to: str) -> None:
+    """A mask that no column keeps is not lost, and rows are not made of documents."""
     Path("data.jsonl").write_text('{"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}')
-    columns = "input_ids,cu_seqlens,segments"
-    assert packer("pack", "data.jsonl", "-l", 8, "-q", "-o", "packed", "--columns", columns).stdout
-    result = packer("export", "packed", "--to", "unpacked", "-o", "out")
-    assert_error(result, 2, "1 of its tokens are not to be trained on, which --to unpacked cannot")
-    succeeds("export", "packed", "--to", "parquet", "-o", "out")
+    columns = SOURCES[source]
+    rows = ["-l", 8, "--columns", columns] if columns else []
+    succeeds("pack" if columns else "tokenize", "data.jsonl", *rows, "-q", "-o", source)
+    result = packer("export", source, "--to", to, "-o", "out")
+    error = NEEDS[source].get(to)
+    if error is None:
+        assert result.exit_code == 0, result.stderr
+    else:
+        assert_error(result, 2, f"{error}{to}" if error.endswith(" ") else error)
+        assert nothing_at("out")
 
 
 # --- carried columns ---
@@ -465,19 +474,6 @@ def test_labels_say_what_is_trained_on(folder: Path) -> None:
         "input_ids": [[1, 2, 3, 4], [5, 6], [7]],
         "labels": [[-100, 2, -100, 4], [-100, 6], [-100]],
     }
-    result = packer("export", "tokens", "--to", "megatron", "-o", "m", "-q")
-    assert_error(result, 2, "tokens: 1 of its tokens are not to be trained on, which --to megatron")
-    assert nothing_at("m")
-
-
-@pytest.mark.usefixtures("tokens")
-@pytest.mark.parametrize(
-    "to", [name for name, one in FORMATS.items() if one.takes is not documents]
-)
-def test_formats_of_rows_take_no_documents(to: str) -> None:
-    result = packer("export", "tokens", "--to", to, "-o", "o", "-q")
-    assert_error(result, 2, f"tokens: holds documents, and --to {to} is a format of rows")
-    assert nothing_at("o")
 
 
 @pytest.mark.usefixtures("tokens")
@@ -510,28 +506,22 @@ def even_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def table_in(directory: Path, to: str, output: Path, *options: Any) -> dict[str, list[Any]]:
-    succeeds("export", directory, "--to", to, "--output", output, *options)
-    return table_of(output / "train" if to == "llamafactory" else output)
-
-
-@pytest.mark.parametrize("to", ["trl", "llamafactory"])
+@pytest.mark.parametrize("to", ["trl", "llamafactory", "numpy", "parquet"])
 def test_rows_are_the_same_in_an_even_order(even_rows: Path, tmp_path: Path, to: str) -> None:
-    stored, even = (table_in(even_rows, to, tmp_path / str(len(how)), *how) for how in ([], EVEN))
-    before, after = (list(zip(*table.values(), strict=True)) for table in (stored, even))
-    assert len(before) > 150
+    """In another order, with all of their columns."""
+    orders = []
+    for how in ([], EVEN):
+        output = tmp_path / str(len(how))
+        succeeds("export", even_rows, "--to", to, "--output", output, *how)
+        if to == "parquet":
+            rows: Any = pq.read_table(output).to_pylist()
+        elif to == "numpy":
+            rows = np.load(output / "input_ids.npy").tolist()
+        else:
+            columns = table_of(output / "train" if to == "llamafactory" else output).values()
+            rows = zip(*columns, strict=True)
+        orders.append([*map(str, rows)])
+    before, after = orders
+    assert len(before) == len(open_packed(even_rows)) > 150
     assert before != after
     assert sorted(before) == sorted(after)
-
-
-def test_columns_go_along(even_rows: Path, tmp_path: Path) -> None:
-    found = []
-    for name, how in (("stored", []), ("even", EVEN)):
-        for to in ("numpy", "parquet"):
-            succeeds("export", even_rows, "--to", to, "--output", tmp_path / name / to, *how)
-        table = pq.read_table(tmp_path / name / "parquet").to_pylist()
-        ids = np.load(tmp_path / name / "numpy" / "input_ids.npy").tolist()
-        assert [row["input_ids"] for row in table] == ids
-        found.append(sorted(map(str, table)))
-    assert found[0] == found[1]
-    assert len(found[0]) == len(open_packed(even_rows))
