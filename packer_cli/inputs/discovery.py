@@ -1,17 +1,17 @@
-"""From what the user names to input files, in an order that depends on the names only; and whether
-one is still what it was when the run began.
+"""Find the input files that a user names, in an order that depends on the names only; and check
+that a file is still what it was when the run began.
 
-`@list.txt` stands for what that file names, one input in each line:
+`@list.txt` stands for the inputs that this file lists, one in each line:
 
     # data of May
     data/a.jsonl
     data/more/*.parquet
 
-Each line is what could stand on the command line, relative to the current directory, but for
-spaces around it; blank lines and those that begin with "#" count for nothing.
+A line is what could stand on the command line, relative to the current directory. Spaces around it,
+blank lines and lines that begin with "#" do not count.
 
-Some inputs are several files: one of tokens, and an index and the like beside it. Only the first is
-an input; the others are looked at with it: one that changes changes the input.
+An input may be two files: tokens, and an index beside them. Only the first is listed as an input.
+If either changes, the input has changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from packer_cli.result.layout import (
 )
 from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
 
-_Found = tuple[str, str]  # the line of a list that names it, or "", and the input
+_Named = tuple[str, str]  # the line of a list that names an input, or "", and the input
 _FROM = "; relative paths and patterns start at the current directory"
 _SHOWN = 40  # characters of a line
 _LIST = "@"
@@ -76,19 +76,20 @@ _VERSION_BYTES = 7
 def find_inputs(
     inputs: list[str], config: DocumentConfig, notify: Notify = lambda message: None
 ) -> list[InputFile]:
-    """The files behind files, directories, globs, "-" and lists, in the order named, sorted within.
+    """Find the files behind files, directories, globs, "-" and lists, in the order named; those of
+    one directory or glob are sorted.
 
-    All but "-" may be URLs; "@FILE" is a list of the others. `notify` hears what is left
-    out. Raises UsageError for paths that do not exist, unknown formats, and files named twice;
-    DataError for what cannot be read.
+    All but "-" may be URLs; "@FILE" is a list of the others. `notify` gets a line for each result
+    that is left out. Raises UsageError for paths that do not exist, unknown formats, and files
+    named twice; DataError for files that cannot be read.
     """
-    search, found = _Search(config, notify), list[_Found]()
+    search, paths = _Search(config, notify), list[_Named]()
     for name in map(storage.public, inputs):
-        for place, one in _listed(name) if name.startswith(_LIST) else [("", name)]:
+        for place, listed in _listed(name) if name.startswith(_LIST) else [("", name)]:
             with _placed(place):
-                found += ((place, path) for path in search.files_of(one))
+                paths += ((place, path) for path in search.files_of(listed))
     if config.input_format is None or format_named(config.input_format).beside:
-        found = list(_without_companions(found))
+        paths = list(_without_companions(paths))
     seen = dict[Hashable, str]()
 
     def refuse_twice(key: Hashable, path: str) -> None:
@@ -107,11 +108,11 @@ def find_inputs(
         seen[key] = path
 
     files = list[InputFile]()
-    for place, path in found:
+    for place, path in paths:
         with _placed(place):
             refuse_twice(path if path == STDIN else storage.identity(path), path)
             file, status = _described(len(files), path, config)
-            if status and status.inode:  # a file that has several names
+            if status and status.inode:  # a file may have several names
                 refuse_twice((status.device, status.inode), path)
         files.append(file)
     if not files:
@@ -124,7 +125,7 @@ def find_inputs(
 
 @contextmanager
 def _placed(place: str) -> Iterator[None]:
-    """Errors say in which line of a list an input is, if it is in one."""
+    """Within this context, errors name the line of a list that an input is in, if it is in one."""
     try:
         yield
     except PackerError as error:
@@ -133,10 +134,10 @@ def _placed(place: str) -> Iterator[None]:
         raise type(error)(f"{place}: {error.message}", error.tip) from error
 
 
-def _listed(name: str) -> Iterator[_Found]:
-    """(place, input) of each line of the list `name`, which begins with "@".
+def _listed(name: str) -> Iterator[_Named]:
+    """Yield the place and the input of each line of a list. `name` begins with "@".
 
-    Raises UsageError for what is no input of a list; DataError for what cannot be read.
+    Raises UsageError for a line that cannot be in a list; DataError for one that cannot be read.
     """
     path, count = name.removeprefix(_LIST), 0
     if path in ("", STDIN) or storage.kind(path) != "file":
@@ -148,22 +149,22 @@ def _listed(name: str) -> Iterator[_Found]:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
             place = f"{path}, line {number}"
             try:
-                one = line.removeprefix(BYTE_ORDER_MARK * (number == 1)).decode().strip()
+                path_or_glob = line.removeprefix(BYTE_ORDER_MARK * (number == 1)).decode().strip()
             except UnicodeDecodeError as error:
-                what, tip = invalid_utf8(error, line, "line")
-                raise DataError(f"{place}: {what}", tip) from error
-            if not one or one.startswith("#"):
+                reason, tip = invalid_utf8(error, line, "line")
+                raise DataError(f"{place}: {reason}", tip) from error
+            if not path_or_glob or path_or_glob.startswith("#"):
                 continue
-            one = storage.public(one)
-            is_other = one == STDIN or one.startswith(_LIST)
-            if is_other or "\0" in one or len(line) == _LONGEST:
+            path_or_glob = storage.public(path_or_glob)
+            is_other = path_or_glob == STDIN or path_or_glob.startswith(_LIST)
+            if is_other or "\0" in path_or_glob or len(line) == _LONGEST:
                 raise UsageError(
-                    f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
+                    f"{place}: {path_or_glob[:_SHOWN]!r}: expected a file, folder, glob or URL",
                     "name stdin and lists on the command line, and data without @; "
                     "a file that is called so is ./NAME",
                 )
             count += 1
-            yield place, one
+            yield place, path_or_glob
     if not count:
         raise UsageError(f"{path}: lists no inputs", "name one input in each line")
 
@@ -173,13 +174,13 @@ def _listed(name: str) -> Iterator[_Found]:
 
 @dataclass(frozen=True)
 class _Search:
-    """The files behind names. `notify` hears what is left out."""
+    """A search for the files behind names. `notify` gets a line for each result left out."""
 
     config: DocumentConfig
     notify: Notify
 
     def files_of(self, name: str) -> list[str]:
-        """The files that one name stands for; UsageError for none."""
+        """Return the files that one name stands for. Raises UsageError if there are none."""
         kind = "file" if name == STDIN else storage.kind(name)
         if kind == "file":
             return [name]
@@ -197,7 +198,7 @@ class _Search:
         )
 
     def _of_pattern(self, pattern: str) -> list[str]:
-        """The files that match and are no part of a result of ours, which has JSON lines, too."""
+        """Return the files that match, without those of results of packer, which has JSON lines."""
         with os_errors(pattern):
             matches = storage.glob(pattern)
         folders = {path: _folder_of(path) for path in matches}
@@ -206,20 +207,21 @@ class _Search:
             if kind := _kind_of_result(folder, {name for name, _ in _listing(folder)}):
                 self._leave_out(folder, kind)
                 results.add(folder)
-        if left := [path for path in matches if folders[path] not in results]:
-            return left
-        what = "matches only results of packer" if matches else "no file matches this pattern"
+        if paths := [path for path in matches if folders[path] not in results]:
+            return paths
+        problem = "matches only results of packer" if matches else "no file matches this pattern"
         raise UsageError(
-            f"{pattern}: {what}", f"name directories without a pattern, also tokenized{_FROM}"
+            f"{pattern}: {problem}", f"name directories without a pattern, also tokenized{_FROM}"
         )
 
     def _leave_out(self, folder: str, kind: str) -> None:
-        how = "; to pack its tokens, name it" if kind == TOKENIZED else ""
-        self.notify(f"{folder}: left out: it holds a result of packer{how}")
+        advice = "; to pack its tokens, name it" if kind == TOKENIZED else ""
+        self.notify(f"{folder}: left out: it holds a result of packer{advice}")
 
     def _below(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-        """The input files of a folder, then those of the folders in it. Results of ours are not
-        inputs; the files of a saved Hugging Face dataset are those that it names.
+        """Yield the input files of a folder, then those of the folders in it.
+
+        Results of packer are not inputs. A saved Hugging Face dataset lists its files itself.
         """
         content, real = sorted(_listing(folder)), storage.identity(folder)
         names = {name for name, _ in content}
@@ -243,22 +245,22 @@ class _Search:
         if {STATE, "dataset_info.json"} <= names:
             yield from _shards_of_dataset(folder)
             return
-        shown = [one for one in content if not one[0].startswith(".")]
+        content = [entry for entry in content if not entry[0].startswith(".")]
         has_pairs = any(map(belongs_to, names))
-        for name, is_folder in shown:
+        for name, is_folder in content:
             if not is_folder and (
                 self.config.input_format or self._is_input(folder, name, names, has_pairs)
             ):
                 yield storage.join(folder, name)
-        for name, is_folder in shown:
+        for name, is_folder in content:
             if is_folder:
                 yield from self._below(storage.join(folder, name), (*above, real))
 
     def _is_input(self, folder: str, name: str, names: set[str], has_pairs: bool) -> bool:
-        """Whether a file of a folder with these names is an input, as far as the names tell.
-        `has_pairs`: whether one of them belongs to another.
+        """Tell from the `names` in a folder whether one of its files is an input. `has_pairs`: some
+        name is that of an index.
 
-        An index without what it belongs to is one, so that somebody is told. A lone file with the
+        An index without its file is one, so that the user sees an error. A lone file with the
         ending of a pair may be anything, unless there are other pairs.
         """
         file_format, compression = format_of(name, documents=self.config.whole_files)
@@ -284,8 +286,8 @@ def _listing(folder: str) -> list[tuple[str, bool]]:
 
 
 def _kind_of_result(folder: str, names: set[str]) -> str:
-    """TOKENIZED, or words for another result of packer, of a folder with these names; "" for none
-    of packer's.
+    """Return TOKENIZED, or words for another result of packer, from the names in a folder; "" if
+    the folder is not a result.
     """
     if MANIFEST in names and holds_documents(storage.join(folder, MANIFEST)):
         return TOKENIZED
@@ -306,29 +308,31 @@ class _SavedState(msgspec.Struct, rename={"shards": "_data_files"}):
 
 
 def _shards_of_dataset(folder: str) -> Iterator[str]:
-    """The files that a saved Hugging Face dataset names. DataError for files elsewhere."""
+    """Return the files that a saved Hugging Face dataset lists. Raises DataError if it lists files
+    elsewhere.
+    """
     state = storage.join(folder, STATE)
     try:
         with os_errors(state):
             dataset = msgspec.json.decode(storage.read_bytes(state), type=_SavedState)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        what = f"{state}: does not say what the dataset's files are: {error}"
-        raise DataError(what, "save the dataset again, or name its files") from error
-    return (storage.join(folder, one.filename) for one in dataset.shards)
+        problem = f"{state}: does not say what the dataset's files are: {error}"
+        raise DataError(problem, "save the dataset again, or name its files") from error
+    return (storage.join(folder, file.filename) for file in dataset.shards)
 
 
 # --- one input
 
 
 def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
-    """The description of an input. UsageError or DataError when it cannot be read."""
+    """Describe an input. Raises UsageError or DataError if it cannot be read."""
     return _described(index, path, config)[0]
 
 
 def _described(
     index: int, path: str, config: DocumentConfig
 ) -> tuple[InputFile, storage.Stat | None]:
-    """The description of an input, and the status of the file; None for stdin."""
+    """Describe an input. Return that with the status of the file, None for stdin."""
     if path == STDIN:
         if sys.stdin is None:
             raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
@@ -351,8 +355,10 @@ def _described(
 
 
 def _format_of(path: str, config: DocumentConfig) -> tuple[str, str | None]:
-    """(format, compression) of an input; a tokenized directory is named by its manifest. UsageError
-    where the name does not tell, or the format is not read so.
+    """Return the format and compression of an input; a manifest stands for a tokenized directory.
+
+    Raises UsageError if the name does not show the format, or if it is not read through this
+    compression.
     """
     if storage.base_name(path) == MANIFEST and holds_documents(path):
         return TOKENIZED, None
@@ -372,20 +378,21 @@ def _format_of(path: str, config: DocumentConfig) -> tuple[str, str | None]:
 
 
 def _of_content(file: InputFile) -> InputFile:
-    """The file; as JSON lines if it is JSON and holds no array. Raises DataError."""
+    """Return the file; as JSON lines if it is JSON that is not an array. Raises DataError."""
     if file.format != JSON:
         return file
     from packer_cli.inputs.jsonl import holds_array  # noqa: PLC0415
 
     try:
         return file if holds_array(file) else replace(file, format="jsonl")
-    except DamagedInputError:  # whoever reads its records says so
+    except DamagedInputError:  # reading its records raises it again
         return replace(file, format="jsonl")
 
 
 def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, storage.Stat]:
-    """The file as it is now, and its status. Raises OSError, for URLs PackerError; DataError where
-    the index is not there.
+    """Return the file as it is now, and its status.
+
+    Raises OSError, for URLs PackerError; DataError if the index is missing.
     """
     status = storage.stat(file.path, again=again)
     paths, each, version = [file.path], [status], status.version
@@ -394,9 +401,9 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, stora
             raise _alone(file.path, beside)
         paths.append(beside)
         each.append(storage.stat(beside, again=again))
-        versions = repr([(one.size, one.version) for one in each])
+        versions = repr([(part.size, part.version) for part in each])
         version = _number_of(hashlib.sha256(versions.encode()).hexdigest())
-    elif file.format == TOKENIZED:  # made anew, it is the same as long as its documents are
+    elif file.format == TOKENIZED:  # tokenized again, it is the same if its documents are
         version = _version_by_content(file.path, status)
     found = tuple(zip(paths, each, strict=True)) if storage.is_url(file.path) else ()
     return replace(file, size=status.size, version=version, found=found), status
@@ -418,21 +425,21 @@ def check_unchanged(file: InputFile) -> None:
     with os_errors(file.path):
         now, _ = _as_it_is(file, again=True)
     if file.has_changed(now):
-        how = (
+        change = (
             "its modification time"
             if file.size == now.size
             else f"{file.size} bytes, now {now.size}"
         )
         raise InputChangedError(
-            f"{file.path}: changed while it was read ({how})",
+            f"{file.path}: changed while it was read ({change})",
             "wait until nothing writes to it, then run again",
         )
 
 
-def _without_companions(found: list[_Found]) -> Iterator[_Found]:
-    """What was found, and for each index the file that it belongs to, named once."""
-    named = {path for _, path in found}
-    for place, path in found:
+def _without_companions(paths: list[_Named]) -> Iterator[_Named]:
+    """Yield the inputs; in place of an index the file that it belongs to, once."""
+    named = {path for _, path in paths}
+    for place, path in paths:
         main = belongs_to(path)
         if main is None or main not in named:
             if main and not storage.is_file(main):
@@ -444,5 +451,5 @@ def _without_companions(found: list[_Found]) -> Iterator[_Found]:
 def _alone(path: str, other: str) -> DataError:
     return DataError(
         f"{path}: expected {storage.base_name(other)} beside it, there is none",
-        "copy that there, too: neither means anything without the other",
+        "copy that there, too: one cannot be read without the other",
     )

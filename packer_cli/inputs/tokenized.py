@@ -1,11 +1,11 @@
-"""Tokenized directories as inputs: documents that are tokens already, in any order.
+"""Read tokenized directories: documents that are tokens already, in any order.
 
-    OUT/manifest.json   names such a directory as an input; a document's position is its number
+    OUT/manifest.json   stands for such a directory as an input; a document's position is its number
 
-A run reads no tokens to plan: `TokenizedInputs.read` gives lengths and what is trained on, and
-tokens are fetched by piece when rows are written. By default documents come in one seeded order
-over all directories: a directory's own order is that of a seeded hash of the documents' content,
-slices count documents in this order, and every unit has the same share of every directory.
+To plan, a run reads only lengths and trained flags: `TokenizedInputs.read`. Tokens are fetched
+piece by piece when rows are written. By default documents come in one seeded order over all
+directories: each directory is ordered by a seeded hash of its documents' content, slices count
+documents in this order, and every unit has the same share of every directory.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
 @dataclass(frozen=True)
 class DocumentPool:
-    """The documents that are taken of an input.
+    """Documents that are taken of an input.
 
     numbers  int64[n], documents in their order
-    amounts  int32[n], at least 1: what each counts for in its source's share
+    amounts  int32[n], at least 1: amount of each in the share of its source
     """
 
     numbers: Int64
@@ -78,18 +78,18 @@ class DocumentPool:
 
 
 def order_seed(seed: int, index: int) -> int:
-    """The seed of an input's order: equal documents of two are not at the same place in both."""
+    """Return the seed of an input's order: equal documents of two inputs have different places."""
     return (seed + index * _OF_INPUT) % (1 << 64)
 
 
 @lru_cache(maxsize=1024)  # a recipe may have hundreds
 def opened(file: InputFile) -> TokenizedDirectory:
-    """The tokenized directory that an input is."""
+    """Open the tokenized directory that an input stands for."""
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
 
 
 class TokenizedReader(DocumentReader):
-    """Directories as files: their documents are numbered as they were tokenized."""
+    """Reader of directories: documents are numbered as they were tokenized."""
 
     def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
         return FirstRecords(["input_ids"]) if len(opened(file)) else None
@@ -105,7 +105,7 @@ class TokenizedReader(DocumentReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        """None: these are documents already, which `TokenizedInputs` gives."""
+        """Yield nothing: `TokenizedInputs` reads the documents."""
         return iter(())
 
     def describe(self, file: InputFile, position: int) -> str:
@@ -115,9 +115,9 @@ class TokenizedReader(DocumentReader):
 
 
 class TokenizedInputs:
-    """The documents of all inputs of a run. Threads may share it.
+    """Documents of all inputs of a run. Threads may share it.
 
-    tokens  what the documents hold, fetched by piece
+    tokens  of the documents, fetched by piece
     """
 
     def __init__(
@@ -128,9 +128,13 @@ class TokenizedInputs:
         pools: Sequence[DocumentPool] | None = None,
         columns: Iterable[ValueColumn] = (),
     ) -> None:
-        """`seed`: of the order; None: documents come as they were tokenized. `highest`: the highest
-        id that a token may have. `pools`: what to take of each file; a slice that goes beyond the
-        last document of one begins again at the first. `columns`: as in `Tokens`.
+        """Open all directories.
+
+        seed     of the order; None: documents come as they were tokenized
+        highest  the highest id that a token may have
+        pools    documents to take of each file; a slice that goes beyond the last one begins again
+                 at the first
+        columns  as in `Tokens`
         """
         self._files = {file.index: file for file in files}
         self._directories = {file.index: opened(file) for file in files}
@@ -141,10 +145,10 @@ class TokenizedInputs:
 
     @property
     def facts(self) -> list[TokenizedManifest]:
-        return [one.facts for one in self._directories.values()]
+        return [directory.facts for directory in self._directories.values()]
 
     def read(self, unit: WorkUnit) -> Iterator[Documents]:
-        """The unit's documents, without tokens."""
+        """Yield the unit's documents in batches, without tokens."""
         parts = [(part.file, self._numbers(part)) for part in unit.slices]
         file = np.concatenate([np.full(len(numbers), one, np.int32) for one, numbers in parts])
         number = np.concatenate([numbers for _, numbers in parts])
@@ -157,7 +161,7 @@ class TokenizedInputs:
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
     def _pool(self, index: int) -> DocumentPool:
-        """What is taken of a file; without a choice it is everything, in the seeded order."""
+        """Return the documents taken of a file: all in the seeded order, if none were chosen."""
         with self._ordering:
             if index not in self._pools:
                 order = self._directories[index].order(order_seed(self._seed or 0, index))
@@ -165,7 +169,7 @@ class TokenizedInputs:
         return self._pools[index]
 
     def _numbers(self, part: Slice) -> Int64:
-        """The numbers of a slice's documents."""
+        """Return the numbers of a slice's documents, int64[n]."""
         stop = len(self._directories[part.file]) if part.stop is None else part.stop
         numbers = np.arange(part.start, stop)
         if not self._is_mixed:
@@ -174,8 +178,8 @@ class TokenizedInputs:
         return pool.numbers[numbers % len(pool)]
 
     def _places(self, part: Slice) -> Float64:
-        """The place in the unit where each document of a slice belongs, 0 to 1: evenly by what they
-        count for.
+        """Return the place in the unit of each document of a slice, float64[n], 0 to 1: evenly by
+        amount.
         """
         pool = self._pool(part.file)
         stop = len(pool) if part.stop is None else part.stop
@@ -195,7 +199,7 @@ class TokenizedInputs:
 
 
 class _CheckedTokens(Tokens):
-    """Tokens of a run's inputs. Ids are looked at, as Arrow does not."""
+    """Tokens of a run's inputs, compared with their content hashes and the highest id."""
 
     def __init__(
         self,
@@ -225,8 +229,8 @@ class _CheckedTokens(Tokens):
         return ids
 
     def _check(self, directory: Int32 | Int64, document: Int64, length: Int32, ids: UInt32) -> None:
-        """Raise DataError for documents whose tokens are not those of their content hash. Pieces
-        are gathered once more as the documents that they are of, which are hashed once.
+        """Raise DataError for documents whose tokens do not have their content hash. Documents that
+        are cut are gathered whole for that, once.
         """
         number = self.numbered(directory, document)
         whole = length == self._lengths_of(directory, document)
@@ -256,7 +260,7 @@ class _CheckedTokens(Tokens):
     def compare(
         self, name: str, directory: Int32 | Int64, document: Int64, values: Int32 | UInt64
     ) -> None:
-        """Raise DataError for a document for which the index of its directory has another value."""
+        """Raise DataError for a document whose value differs from the index of its directory."""
         for one in np.unique(directory).tolist():
             here = directory == one
             listed = self._directories[one].indexed_at(name, document[here])
@@ -277,7 +281,9 @@ def _hashed(ids: UInt32, lengths: Int32) -> UInt64:
 
 
 def is_tokenized(files: Sequence[InputFile]) -> bool:
-    """True where the inputs are tokenized directories. UsageError for some that are, and others."""
+    """Tell whether the inputs are tokenized directories. Raises UsageError if only some are, or if
+    their tokenizers differ.
+    """
     tokenized = [file for file in files if file.format == TOKENIZED]
     if not tokenized:
         return False
@@ -300,7 +306,7 @@ def is_tokenized(files: Sequence[InputFile]) -> bool:
 
 
 def _same(tokenizer: Any) -> Any:
-    """Properties that tell tokenizers apart."""
+    """Return the properties by which tokenizers differ."""
     return tokenizer and (tokenizer.sha256, tokenizer.vocab_size, tokenizer.pad_token_id)
 
 
@@ -313,40 +319,41 @@ def _named(tokenizer: Any) -> str:
 def with_columns_of(files: Sequence[InputFile], config: DocumentConfig) -> DocumentConfig:
     """Return the options of a run that packs tokenized directories with their columns of values.
 
-    Raises UsageError if directories have unlike ones, or one lacks a column without a default.
+    Raises UsageError if directories have different columns, or if one lacks a column that has no
+    default.
     """
-    found = dict[str, tuple[str, ValueColumn]]()
+    places, columns = dict[str, str](), dict[str, ValueColumn]()
     for file in files:
-        for name, one in opened(file).value_columns.items():
-            own = one if one.is_of_segments else replace(one, of=TOKEN)
-            place, first = found.setdefault(name, (file.path, own))
-            if {own.of, first.of} == {TOKEN, RECORD}:  # the record's value is that of its tokens
-                own = first = replace(first, of=TOKEN)
-                found[name] = place, first
-            if own != first:
+        for name, column in opened(file).value_columns.items():
+            if not column.is_of_segments:
+                column = replace(column, of=TOKEN)  # noqa: PLW2901
+            place, first = places.setdefault(name, file.path), columns.setdefault(name, column)
+            if {column.of, first.of} == {TOKEN, RECORD}:  # each token gets the record's value
+                column = first = columns[name] = replace(first, of=TOKEN)  # noqa: PLW2901
+            if column != first:
                 raise UsageError(
-                    f"{as_named(place)} carries {first}, {as_named(file.path)} carries {own}",
+                    f"{as_named(place)} carries {first}, {as_named(file.path)} carries {column}",
                     "tokenize both with the same --carry",
                 )
-    for name, (place, _) in found.items():
+    for name, place in places.items():
         lacking = [file.path for file in files if name not in opened(file).value_columns]
         if lacking and name not in dict(config.carry_default):
             raise UsageError(
                 f"{as_named(place)} carries {name}, {as_named(lacking[0])} does not",
-                f"tokenize it with {asked_as(str(found[name][1]))}, or say what it has: "
+                f"tokenize it with {asked_as(str(columns[name]))}, or say what it has: "
                 f"{default_for(name, int(is_of_loss(name)))}",
             )
-    check_defaults({name: one for name, (_, one) in found.items()}, config)
-    return replace(config, carry=tuple(str(one) for _, one in found.values()))
+    check_defaults(columns, config)
+    return replace(config, carry=tuple(map(str, columns.values())))
 
 
 def shape_of(files: Sequence[InputFile]) -> Shape:
-    """The shape of the records of tokenized directories."""
+    """Return the shape of the records of tokenized directories."""
     shapes = [shape_of_result(opened(file).facts) for file in files]
-    kinds = [one for shape in shapes for one in shape.members.values() or [shape]]
+    kinds = [member for shape in shapes for member in shape.each]
     return Shape(
         "tokens",
         {"input_ids": "input_ids"},
-        of_supervised=any(one.is_supervised for one in kinds),
-        of_text=not all(one.is_supervised for one in kinds),
+        of_supervised=any(member.is_supervised for member in kinds),
+        of_text=not all(member.is_supervised for member in kinds),
     )
