@@ -1,7 +1,7 @@
-"""Errors, by who can fix them. The library raises them; only `cli/` prints.
+"""Errors, by who can fix them. The library raises them; only `cli/` prints them.
 
-Every error has one line that names the place, the value found and the expectation,
-and one line (`tip`) that says what to do. The class decides the exit code.
+Every error has one line that names the place, what is there and what was expected, and a tip of one
+line: what to do. The class decides the exit code.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-# Control characters, line ends other than \n, and what changes the direction of writing or is
-# never seen. A zero-width joiner stays: scripts and emoji need it.
+# Control characters, line ends other than \n, and characters that are invisible or change the
+# direction of writing. A zero-width joiner stays: scripts and emoji need it.
 _HOSTILE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
     "\U000e0000-\U000e007f]"
@@ -42,13 +42,13 @@ class DataError(PackerError):
 
 
 class NoSuchDirectoryError(DataError):
-    """No result is where one was named: nothing is there, or a file (exit 2)."""
+    """There is not a result where one was named: nothing is there, or a file (exit 2)."""
 
     exit_code = 2
 
 
 class DamagedInputError(DataError):
-    """An input that cannot be decoded, or not to its end: with --on-error skip it is left out."""
+    """An input that cannot be decoded to its end: with --on-error skip it is left out."""
 
 
 class InputChangedError(DataError):
@@ -93,21 +93,21 @@ class Interrupted(PackerError):
 
 
 def damaged_input(message: str, tip: str) -> DamagedInputError:
-    """The error for an input that cannot be decoded. `tip`: how to fix it."""
+    """Return the error for an input that cannot be decoded. `tip`: how to fix it."""
     return DamagedInputError(message, f"{tip}; or leave the file out, with --on-error skip")
 
 
 def needs_extra(name: str, extra: str) -> str:
-    """The error when an extra is missing; pip adds it to the packer that is installed."""
+    """Return the message for a missing extra, which pip adds to the packer that is installed."""
     return f"{name} needs packages that are not installed: pip install 'llm-packer[{extra}]'"
 
 
 def one_of(
     option: str, value: str, allowed: Iterable[str], aliases: Mapping[str, str] | None = None
 ) -> UsageError:
-    """The error for a value that is not one of those allowed, with the nearest as a tip.
+    """Return the error for a value that is not allowed, with the nearest allowed one as a tip.
 
-    `aliases`: other names -> the one to suggest.
+    `aliases`: by other names, the value to suggest.
     """
     allowed, aliases = list(allowed), aliases or {}
     near = nearest(value, [*allowed, *aliases])
@@ -116,25 +116,27 @@ def one_of(
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that somebody who wrote `name` meant, or "" where none is near.
+    """Return the known name that a mistyped `name` means, or "" if none is near.
 
-    Near are names with about one mistake of typing in three letters at most; where there are none,
-    names that have all words of the other, and those that begin like it.
-    Case does not matter, nor whether words are joined by - or _.
+    A near name has at most about one typing mistake in three letters. If there is none, a name that
+    has all words of the other is near, or one that begins like it. Case does not matter, nor
+    whether words are joined by - or _.
     """
-    sought, known = _plain(name), {_plain(one): one for one in names}
+    sought, known = _plain(name), {_plain(candidate): candidate for candidate in names}
     near = get_close_matches(sought, known, 1, 0.7)
-    near = near or get_close_matches(sought, [one for one in known if _is_part(sought, one)], 1, 0)
+    if not near:
+        parts = [candidate for candidate in known if _is_part(sought, candidate)]
+        near = get_close_matches(sought, parts, 1, 0)
     return known[near[0]] if near else ""
 
 
-def _is_part(one: str, other: str) -> bool:
-    """Tell whether all words of one name are in the other, or both begin with nearly all of one."""
-    words, others = set(one.split("-")), set(other.split("-"))
-    shorter = min(len(one), len(other))
+def _is_part(first: str, second: str) -> bool:
+    """Tell whether one name has all words of the other, or both begin with most of the shorter."""
+    words, other_words = set(first.split("-")), set(second.split("-"))
+    shorter = min(len(first), len(second))
     most = -(-3 * shorter // 4)
-    begins_alike = one[:most] == other[:most]
-    return shorter > 2 and (words <= others or others <= words or begins_alike)
+    begins_alike = first[:most] == second[:most]
+    return shorter > 2 and (words <= other_words or other_words <= words or begins_alike)
 
 
 def _plain(name: str) -> str:
@@ -142,39 +144,39 @@ def _plain(name: str) -> str:
 
 
 def named(fields: Iterable[str], most: int = 20) -> str:
-    """Field names for a message: "a, b, c and 7 more", or "none"."""
+    """Return names for a message: "a, b, c and 7 more", or "none"."""
     names = list(fields)
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "none") + rest
+    others = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + others
 
 
 def visible(text: str, also: str = "") -> str:
-    """Text that is safe to print: hostile characters, and those in `also`, become escapes."""
+    """Return text that is safe to print: hostile characters, and those in `also`, are escaped."""
     for character in also:
         text = text.replace(character, character.encode("unicode_escape").decode())
     return _HOSTILE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    """A message made of data, such as names of fields and files, for one line of a terminal."""
+    """Return a message that contains data, such as names of files, as one line of a terminal."""
     return visible(text, also="\n\t")
 
 
 def cut(text: str, most: int = 1_000) -> str:
-    """At most so many characters of a text: a longer one loses its middle."""
+    """Return a text of at most `most` characters: a longer one loses its middle."""
     half = most // 2
     return text if len(text) <= most else f"{text[: half - 1]} … {text[2 - half :]}"
 
 
 def _nearest(path: str) -> str:
-    """A path, or the nearest folder above it that is there: what has no permissions is above."""
+    """Return a path, or the nearest folder above it that exists, whose permissions are missing."""
     while path and not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path or "."
 
 
 def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> PackerError:
-    """The PackerError for an OSError met while `doing` ("read", "write") `path`."""
+    """Return the PackerError for an OSError while `doing` ("read", "write") `path`."""
     reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         tip = "free some space or choose another --output, then run the same command again"
@@ -191,8 +193,8 @@ def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> P
 
 @contextmanager
 def os_errors(path: str | os.PathLike[str], doing: str = "read") -> Iterator[None]:
-    """Turn an OSError into the PackerError of `from_os_error`; what cannot be read may be another
-    file than `path`, which the error then names.
+    """Turn an OSError into the PackerError of `from_os_error`. It names the file that could not be
+    read, which may be another than `path`.
     """
     try:
         yield

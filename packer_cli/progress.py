@@ -1,4 +1,4 @@
-"""The progress of a run, on stderr: a bar on a terminal, one line every 30 seconds elsewhere."""
+"""Show the progress of a run on stderr: a bar on a terminal, elsewhere a line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
 _NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}B [{elapsed}<{remaining}{postfix}]"
 
 
-bars: list[tqdm[None]] = []  # on the screen: what is printed must not continue their line
+bars: list[tqdm[None]] = []  # on the screen: other output must not continue their line
 
 
 def print_above(line: str) -> None:
-    """A line on stderr, above a bar if there is one."""
+    """Print a line on stderr, above a bar if there is one."""
     if bars:
         tqdm.write(line, file=sys.stderr)
     else:
@@ -26,9 +26,10 @@ def print_above(line: str) -> None:
 
 
 class Progress:
-    """Thread-safe; a context. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
+    """Counts what a run has done, and shows it. Thread-safe; a context."""
 
     def __init__(self, total: int, *, show: bool, doing: str = "packing") -> None:
+        """`total`: bytes of all inputs as stored, 0 if unknown (stdin)."""
         self._doing = doing
         self._lock = threading.Lock()
         self._documents = self._tokens = self._slots = self._bytes = 0
@@ -52,7 +53,7 @@ class Progress:
             self._bar.initial = self._bar.n = self._bytes
 
     def read(self, size: int, documents: int) -> None:
-        """`size` stored bytes were read, `documents` records with them."""
+        """Count `size` stored bytes that were read, and the records in them."""
         with self._lock:
             if self._total:  # the lines at the edges of slices are read twice
                 size = min(size, self._total - self._bytes)
@@ -60,14 +61,14 @@ class Progress:
             self._documents += documents
             if self._bar is not None:
                 self._bar.update(size)
-            self._say()
+            self._show_figures()
 
     def wrote(self, tokens: int, slots: int) -> None:
-        """Rows with `slots` places for tokens were written, `tokens` of them used."""
+        """Count rows that were written, with `slots` places, `tokens` of them used."""
         with self._lock:
             self._tokens += tokens
             self._slots += slots
-            self._say()
+            self._show_figures()
 
     def __enter__(self) -> Progress:
         return self
@@ -77,7 +78,7 @@ class Progress:
             self._bar.close()
             bars.remove(self._bar)
 
-    def _say(self) -> None:
+    def _show_figures(self) -> None:
         if self._bar is not None:
             self._bar.set_postfix_str(self._figures(), refresh=False)
         elif self._show and time.monotonic() - self._reported >= _EVERY_SECONDS:
@@ -88,7 +89,7 @@ class Progress:
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
         documents = f"{self._documents:,} docs, " if self._documents and not self._narrow else ""
-        if not self._tokens:  # whoever only reads or uploads files has none
+        if not self._tokens:  # reading or uploading files
             return f"{documents}{_size(self._bytes / seconds)}/s"
         figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"
         if self._slots and not self._narrow:

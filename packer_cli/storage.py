@@ -1,11 +1,11 @@
-"""Local files, and URLs of any store that fsspec reads: the only module that tells the two apart.
+"""Read and write local files, and URLs of any store that fsspec knows.
 
-Local paths go straight to the operating system and fail with OSError, as its functions do. fsspec
-is imported at the first URL; whatever a store raises becomes a DataError that says what to do, and
-a missing package a UsageError.
+No other module distinguishes the two. Local paths go straight to the operating system and fail with
+OSError. fsspec is imported at the first URL; an error of a store becomes a DataError with a tip,
+and a missing package a UsageError.
 
-User, password and query of a URL, which may be a signature, only open it: everywhere but here a URL
-is what `public` makes of it, so that they are never printed or written to a file.
+User, password and query of a URL, which may be a signature, only open it. All other modules see the
+URL without them, as `public` returns it, so they are never printed or written to a file.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from packer_cli.errors import DataError, InputChangedError, PackerError, UsageEr
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# A request takes tens of milliseconds whatever its size, and bytes that nobody needs are wasted.
+# A request takes tens of milliseconds whatever its size, but bytes that are not used are wasted.
 AHEAD_BYTES = 1 << 20
 MOST_AT_ONCE = 1 << 30  # bytes of a file that is read as a whole
 OTHER = -1  # in the place of the size of what is not a regular file
 _PART_BYTES = 8 << 20  # read of a whole object at a time
 TIMEOUT_SECONDS = 60  # of silence in a request over HTTP
 _LOCAL = ("file", "local")
-# What stores call a state of an object, the surest first. Only the first found counts: a time
-# comes in seconds from one request and in milliseconds from another.
+# Names by which stores give the version of an object, the most reliable first. Only the first that
+# is there counts: a time comes in seconds from one request and in milliseconds from another.
 _VERSIONS = (
     "ETag", "etag", "xet_hash", "blob_id", "generation", "Content-MD5", "mtime", "modified",
     "LastModified", "last_modified", "Last-Modified", "modify", "modificationTime", "created",
 )  # fmt: skip
-# The query of a URL, and user and password. In other URLs than those of the web, "?" also stands
-# for any character, and "@" after the name of a container.
+# The query of a URL, and its user and password, each at http(s) and at other stores: there, "?" may
+# be part of a pattern, and "@" may follow the name of a container.
 _QUERY = re.compile(r"[?#].*", re.DOTALL), re.compile(r"\?[^/?]*=.*", re.DOTALL)
-# A password may hold "/", as nobody should write it; digits before one are a port.
+# A password may hold "/", though it should be escaped; digits before a "/" are a port.
 _PASSWORD = r"[^/@:]*:(?!:|\d*(?:/|$))[^@]*@"  # noqa: S105 a pattern
 _USER = re.compile(rf"://({_PASSWORD}|[^/]*@)"), re.compile(rf"://({_PASSWORD})")
-# (user, query) of URLs that `public` was given, by scheme and what follows "://" without them: what
-# opens a host by one scheme is not sent to it by another.
+# (user, query) of URLs that `public` has seen, by scheme and by the URL after "://" without them:
+# a password for a host by one scheme is not sent to it by another.
 _typed: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 class Stat(NamedTuple):
-    """The state of a file.
+    """State of a file.
 
-    version  differs once the file has changed: its mtime in ns; of a URL a number made of what its
-             store says, 0 if it says nothing
-    regular  False for a pipe, a directory and whatever else cannot be read twice
+    version  another number once the file has changed: its mtime in ns; at a URL, a hash of the
+             store's version, 0 if it gives none
+    regular  False for a pipe, a directory and others that cannot be read twice
 
     The others are 0 for URLs.
     """
@@ -70,16 +70,17 @@ class Stat(NamedTuple):
 
 
 def is_url(path: str) -> bool:
-    """Tell whether it is a URL for fsspec: `protocol://...`, without a folder before."""
+    """Tell a URL for fsspec, `protocol://...`, from a local path."""
     head, separator, _ = path.partition("://")
     return bool(separator) and "/" not in head
 
 
 def public(text: str) -> str:
-    """Return a URL as it may be shown: without user, password and query. Another path stays as it
-    is, and so does what stands before a URL, such as "@".
+    """Return a URL as it may be shown: without user, password and query. A local path stays as it
+    is, and so does a prefix of the URL, such as "@".
 
-    They are remembered, for this process: the URL, and names below it, are opened with them.
+    This process remembers the user, password and query: the URL, and names below it, are opened
+    with them.
     """
     before, is_far, _ = text.partition("://")
     if not is_far or "/" in before:
@@ -99,14 +100,14 @@ def public(text: str) -> str:
 
 
 def typed(url: str) -> str:
-    """Return a URL with the user, password and query that `public` took away."""
-    head, is_far, rest = url.partition("://")
-    place = rest.rstrip("/") if is_far and _typed else ""
+    """Return a URL with the user, password and query that `public` removed."""
+    head, is_far, address = url.partition("://")
+    place = address.rstrip("/") if is_far and _typed else ""
     scheme = head.lower().removeprefix("@")
     while place:
         if (scheme, place) in _typed:
             user, query = _typed[scheme, place]
-            return f"{head}://{user}{rest}{query}"
+            return f"{head}://{user}{address}{query}"
         place = place.rpartition("/")[0]
     return url
 
@@ -117,37 +118,38 @@ def base_name(path: str) -> str:
 
 
 def join(folder: str, name: str) -> str:
+    """Return the path or URL of a name in a folder."""
     return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
 
 
 def identity(path: str) -> str:
-    """One name for a local file, however many it has; the file can be opened by it."""
+    """Return one name for a file, however it was named; the file can be opened by it."""
     if not is_url(path):
         return os.path.realpath(path)
     return os.path.realpath(_store(path)[1]) if path.partition("://")[0] in _LOCAL else path
 
 
 def absolute(path: str) -> str:
-    """What an input is known by: a local path from the root, or a URL. "-" stays."""
+    """Return a local path from the root. A URL and "-" stay as they are."""
     return path if path == "-" or is_url(path) else os.path.abspath(path)
 
 
 def shown(path: str) -> str:
-    """An input for people: from the current directory on, if it is below that."""
-    rest = path.removeprefix(os.path.join(os.getcwd(), ""))
-    return rest if rest not in {"", "-"} else path  # "-" would be stdin
+    """Return a path for people: relative to the current directory, if it is below that."""
+    relative = path.removeprefix(os.path.join(os.getcwd(), ""))
+    return relative if relative not in {"", "-"} else path  # "-" would be stdin
 
 
 def place(output: str) -> Path | str:
-    """The place of results: a local path, also of a `file://` URL, or a URL of a store."""
+    """Return where a result goes: a local path, also for a `file://` URL, or a URL of a store."""
     if is_url(output) and output.partition("://")[0] not in _LOCAL:
         return public(output)
     return Path(_store(output)[1] if is_url(output) else output)
 
 
 def local(path: str | os.PathLike[str], doing: str) -> Path:
-    """The path, for what only works on local ones. UsageError for URLs, with what is not done, and
-    for what Arrow cannot open.
+    """Return a local path. Raises UsageError for a URL, saying what is not done with it, and for a
+    name that Arrow cannot open.
     """
     refuse_other_than_utf8("", os.fspath(path))
     if is_url(os.fspath(path)):
@@ -158,7 +160,7 @@ def local(path: str | os.PathLike[str], doing: str) -> Path:
 
 
 def refuse_other_than_utf8(option: str, path: str) -> None:
-    """UsageError for a path that neither Arrow nor a manifest can hold. `option`: goes before."""
+    """Raise UsageError for a path that Arrow or a manifest cannot hold. `option` goes before it."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -169,14 +171,17 @@ def refuse_other_than_utf8(option: str, path: str) -> None:
 
 
 def kind(path: str) -> Literal["file", "folder"] | None:
-    """The kind of a path now; "file" is anything but a folder. Raises PackerError for URLs."""
+    """Return the kind of a path now, None if nothing is there; "file" is anything but a folder.
+
+    Raises PackerError for URLs.
+    """
     if not is_url(path):
         if os.path.isdir(path):
             return "folder"
         return "file" if os.path.exists(path) else None
     with _explained(path):
         store, name = _store(path)
-        store.invalidate_cache()  # what an earlier run in this process has seen
+        store.invalidate_cache()  # an earlier run in this process may have filled it
         try:
             return "folder" if store.info(name)["type"] == "directory" else "file"
         except FileNotFoundError:
@@ -184,9 +189,8 @@ def kind(path: str) -> Literal["file", "folder"] | None:
 
 
 def stat(path: str, *, again: bool = False) -> Stat:
-    """The status of a file; for URLs from its folder's listing, unless asked `again`.
-
-    Raises OSError, for URLs PackerError.
+    """Return the state of a file. At a URL it may come from a listing of its folder, unless `again`
+    is set. Raises OSError, for URLs PackerError.
     """
     if not is_url(path):
         status = os.stat(path)
@@ -209,7 +213,9 @@ def _stat(path: str, info: dict[str, Any]) -> Stat:
 
 
 def listing(folder: str) -> list[tuple[str, bool]]:
-    """(name, whether it is a folder) of all in a folder. Raises OSError, for URLs PackerError."""
+    """Return the names in a folder, each with whether it is a folder. Raises OSError, for URLs
+    PackerError.
+    """
     if not is_url(folder):
         return [(name, os.path.isdir(os.path.join(folder, name))) for name in os.listdir(folder)]
     with _explained(folder):
@@ -217,16 +223,17 @@ def listing(folder: str) -> list[tuple[str, bool]]:
 
 
 def _entries(url: str) -> list[tuple[str, dict[str, Any]]]:
-    store, own = _store(url)
+    """Return the names in a folder, each with what the store knows of it."""
+    store, folder = _store(url)
     return [
         (base_name(info["name"]), info)
-        for info in store.ls(own, detail=True)
-        if info["name"].rstrip("/") != own.rstrip("/")  # an object that stands for the folder
+        for info in store.ls(folder, detail=True)
+        if info["name"].rstrip("/") != folder.rstrip("/")  # an object that stands for the folder
     ]
 
 
 def is_file(path: str) -> bool:
-    """Raises PackerError for URLs."""
+    """Tell whether a file is there. Raises PackerError for URLs."""
     return kind(path) == "file" if is_url(path) else os.path.isfile(path)
 
 
@@ -236,8 +243,8 @@ def sizes(folder: str) -> dict[str, int]:
     """
     if not is_url(folder):
         with suppress(FileNotFoundError, NotADirectoryError):
-            found = {name: size_of(os.path.join(folder, name)) for name in os.listdir(folder)}
-            return {name: size for name, size in found.items() if size is not None}
+            entries = {name: size_of(os.path.join(folder, name)) for name in os.listdir(folder)}
+            return {name: size for name, size in entries.items() if size is not None}
         return {}
     with _explained(folder):
         _store(folder)[0].invalidate_cache()
@@ -268,7 +275,7 @@ def check_writable(url: str) -> None:
 
 
 def write(url: str, content: bytes) -> None:
-    """Make an object. Raises PackerError."""
+    """Write an object at a URL. Raises PackerError."""
     with _explained(url, "write"):
         store, name = _store_to_write(url)
         store.pipe_file(name, content)
@@ -282,7 +289,7 @@ def upload(files: Sequence[Path], folder: str) -> None:
 
 
 def _store_to_write(url: str) -> tuple[Any, str]:
-    """`_store`, with the folder of the object made where stores have folders: others would take it
+    """Return `_store`, after making the folder of the object. Stores without folders would take it
     for a bucket.
     """
     store, name = _store(url)
@@ -306,7 +313,7 @@ def remove(url: str) -> None:
 
 
 def remove_folder(url: str) -> None:
-    """Remove an empty folder, where stores have folders; failures are ignored."""
+    """Remove an empty folder, if the store has folders. Failures are ignored."""
     with suppress(Exception):
         store, name = _store(url)
         if name.startswith("/"):  # others have none, and might take it for a bucket
@@ -314,23 +321,25 @@ def remove_folder(url: str) -> None:
 
 
 def glob(pattern: str) -> list[str]:
-    """Paths that match and are no folders, sorted. Raises OSError for a folder that
-    cannot be listed, for URLs PackerError.
+    """Return the files that match, sorted. Raises OSError for a folder that cannot be listed, for
+    URLs PackerError.
     """
     if not is_url(pattern):
         _refuse_unlistable(pattern)
         matches = local_glob.glob(pattern, recursive=True)
         return sorted(path for path in matches if not os.path.isdir(path))
     with _explained(pattern):
-        store, own = _store(pattern)
-        # names have lost what made the pattern a URL: scheme, host
-        head = typed(pattern).rstrip("/").removesuffix(own)
-        entries = store.glob(own, detail=True)
+        store, name = _store(pattern)
+        # stores return names without scheme and host
+        head = typed(pattern).rstrip("/").removesuffix(name)
+        entries = store.glob(name, detail=True)
     return sorted(public(head + name) for name, info in entries.items() if info["type"] == "file")
 
 
 def _refuse_unlistable(pattern: str) -> None:
-    """OSError for a folder in which the pattern looks for names: Python's glob passes over it."""
+    """Raise OSError for a folder that the pattern needs and that cannot be listed: Python's glob
+    skips it.
+    """
     parts = pattern.split("/")
     for place, part in enumerate(parts):
         if local_glob.has_magic(part):
@@ -342,11 +351,13 @@ def _refuse_unlistable(pattern: str) -> None:
 def open_bytes(
     path: str, ahead: int = AHEAD_BYTES, found: Stat | None = None
 ) -> io.FileIO | io.BufferedReader:
-    """A new file object for each caller, unbuffered if local.
+    """Open a file, unbuffered if it is local.
 
-    Of a URL, at least `ahead` bytes are fetched at a time, if given of the version that was
-    `found`. Raises OSError, also for what is no regular file: a pipe may wait for ever, and a
-    device never end. Raises PackerError for URLs, sometimes only from reading.
+    ahead  bytes that are fetched at a time from a URL, at least
+    found  the version of a URL to read; None: any
+
+    Raises OSError, also if it is not a regular file: a pipe may wait for ever, and a device never
+    end. Raises PackerError for URLs, sometimes only when it is read.
     """
     if is_url(path):
         return io.BufferedReader(_Remote(path, found), ahead)
@@ -367,8 +378,8 @@ def open_lines(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file. Raises as `open_bytes` does, and OSError for a local file that is too
-    large for what is read as a whole: it may be sparse.
+    """Return the content of a file. Raises as `open_bytes`, and OSError for a local file above
+    MOST_AT_ONCE: it may be sparse.
     """
     with open_bytes(os.fspath(path)) as file:
         if isinstance(file, io.FileIO) and os.fstat(file.fileno()).st_size > MOST_AT_ONCE:
@@ -377,7 +388,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def open_arrow(path: str, found: Stat | None = None) -> Any:
-    """Open a file for Arrow; not mapped, since who cuts short a mapped file kills us."""
+    """Open a file for Arrow. It is not mapped: if a mapped file is cut short, its readers die."""
     import pyarrow as pa  # noqa: PLC0415
 
     if not is_url(path):
@@ -442,7 +453,7 @@ def make_folders(path: Path) -> None:
 
 
 class _Remote(io.RawIOBase):
-    """An object of a store; each read is one request. The first also opens it: one more."""
+    """An object of a store. Each read is one request; the first takes one more, to open it."""
 
     def __init__(self, url: str, found: Stat | None) -> None:
         self._url, self._found, self._position = url, found, 0
@@ -461,11 +472,11 @@ class _Remote(io.RawIOBase):
         return self._position
 
     def readall(self) -> bytes:
-        """As the base class, which would make a request for every 8 KiB."""
+        """Read to the end; the base class would make a request for every 8 KiB."""
         return b"".join(iter(lambda: self.read(_PART_BYTES), b""))
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read as many bytes as there are: batches must not depend on a server's portions."""
+        """Fill the buffer or reach the end: batches must not depend on the portions of a server."""
         view, filled = memoryview(buffer), 0
         with _explained(self._url):
             self._file.seek(self._position)
@@ -486,7 +497,7 @@ class _Remote(io.RawIOBase):
         now = _stat(self._url, getattr(file, "details", None) or store.info(name))
         if self._found not in (None, now):
             raise OSError(errno.EBUSY, "another version")
-        # memory:// gives out the object itself, whose position would be everybody's
+        # memory:// returns the object itself, whose position all readers would share
         return io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
 
     def close(self) -> None:
@@ -496,7 +507,7 @@ class _Remote(io.RawIOBase):
 
 
 def _store(url: str) -> tuple[Any, str]:
-    """The file system for a URL, and the URL's path in it."""
+    """Return the file system for a URL, and the URL's path in it. Raises UsageError."""
     try:
         import fsspec  # noqa: PLC0415 slow, and not needed for local files
     except ImportError as error:

@@ -1,4 +1,6 @@
-"""Files over HTTP, each range of the version that was found first: fsspec takes whatever comes."""
+"""Read files over HTTP. Every range comes from the version that was found first, and is the range
+that was requested: fsspec accepts any answer, also a compressed one.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,17 @@ from aiohttp import ClientTimeout
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-_PART, _BEYOND = 206, 416  # a part of the file is sent; none, since it would lie beyond the end
+_PART, _BEYOND = 206, 416  # status: a part of the file is sent; it would lie beyond the end
 _SPAN = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
 class Web(HTTPFileSystem):  # type: ignore[misc]
-    """Errors are those of aiohttp, FileNotFoundError, and OSErrors: EBUSY for another version."""
+    """A file system that raises errors of aiohttp, FileNotFoundError, and OSErrors: EBUSY for
+    another version.
+    """
 
     def __init__(self, seconds: float, **options: Any) -> None:
-        """`seconds`: how long a request waits for its server."""
+        """`seconds`: longest wait of a request for its server."""
         waits = ClientTimeout(total=None, connect=seconds, sock_read=seconds)
         super().__init__(**{"client_kwargs": {"timeout": waits}} | options)
 
@@ -33,10 +37,12 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
     async def _range(
         self, url: str, start: int, end: int, found: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """(facts of a file, its bytes start .. end, fewer at its end). `found`: earlier facts."""
+        """Return facts of a file, and its bytes start .. end, fewer at its end. `found`: facts of
+        the version to read.
+        """
         session, options = await self.set_session(), dict(self.kwargs)
-        asked = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-        options["headers"] = options.get("headers", {}) | asked
+        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        options["headers"] = options.get("headers", {}) | headers
         async with session.get(self.encode_url(url), **options) as answer:
             if answer.status != _BEYOND:
                 self._raise_not_found_for_status(answer, url)

@@ -1,7 +1,8 @@
-"""Bytes of a file: opening, decompressing, and cutting into lines in bounded memory.
+"""Open files, decompress them, and cut them into lines in bounded memory.
 
-A byte order mark of UTF-8 is not text. A file that begins with the mark of another encoding, is
-compressed under another name or is a Git LFS pointer ends the run: none of its bytes is a record.
+A byte order mark of UTF-8 is not part of the text. A file that begins with the mark of another
+encoding, that is compressed under another name, or that is a Git LFS pointer ends the run: it has
+no records. Memory holds a few blocks of 4 MB, or the longest line.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ COMPRESSED = re.compile(  # how data of each compression begins
     re.DOTALL,
 )
 _GIT_LFS = b"version https://git-lfs.github.com/spec/"
-_BEGINNING_BYTES = 64  # of a file, which tell what it is
+_BEGINNING_BYTES = 64  # of a file, which show its compression
 _NOT_IN_TEXT = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _LINE_END = ord("\n")
 _IS_SPACE = np.isin(np.arange(256), [*b" \t\n\r\v\f"])
@@ -56,7 +57,9 @@ _Read = Callable[[int], bytes]
 
 
 class OpenInput:
-    """An opened file: `read` gives its plain bytes, `consumed` the stored bytes used for them."""
+    """An opened file: `read` returns its plain bytes, `consumed` counts the stored bytes behind
+    them.
+    """
 
     def __init__(self, path: str, raw: IO[bytes] | _Stdin, read: _Read) -> None:
         self.path = path
@@ -65,7 +68,7 @@ class OpenInput:
         self.read = read
 
     def consumed(self) -> int:
-        """Bytes of the stored (perhaps compressed) file read since the last call."""
+        """Return the stored, perhaps compressed bytes that were read since the last call."""
         position = self._raw.tell()
         new, self._reported = position - self._reported, position
         return new
@@ -145,33 +148,34 @@ def peeking() -> Iterator[None]:
 
 @contextmanager
 def open_source(file: InputFile, start: int = 0) -> Iterator[OpenInput]:
-    """Open at byte `start` (0 for compressed files). I/O errors become DataErrors."""
-    how = file.compression
+    """Open a file at byte `start`, 0 if it is compressed. Raises DataError."""
+    compression = file.compression
     try:
         if file.path == STDIN:
             _stdin.rewind()
             yield OpenInput(STDIN, _stdin, _stdin.read)
             return
         # decompressors read little at a time, and everything in the end
-        ahead = BLOCK_BYTES if how else storage.AHEAD_BYTES
+        ahead = BLOCK_BYTES if compression else storage.AHEAD_BYTES
         with storage.open_bytes(file.path, ahead, file.status()) as raw:
-            if how and not file.size:
-                raise EOFError  # not even an empty file compresses to no bytes
-            if how:
-                how = _stored_as(raw.read(_BEGINNING_BYTES), how)
+            if compression and not file.size:
+                raise EOFError  # even an empty file compresses to some bytes
+            if compression:
+                compression = _stored_as(raw.read(_BEGINNING_BYTES), compression)
             raw.seek(start)
-            read = _decompressed(how, raw) if how else _reading(raw, file.size)
+            plain = _reading(raw, file.size)
+            read = _decompressed(compression, raw) if compression else plain
             yield OpenInput(file.path, raw, read)
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
-        # lzma is imported only where needed
-        known = isinstance(error, EOFError | OSError | zlib.error)
-        if not known and type(error).__name__ != "LZMAError":
+        # lzma is imported only if it is needed
+        is_damage = isinstance(error, EOFError | OSError | zlib.error)
+        if not is_damage and type(error).__name__ != "LZMAError":
             raise
-        damage, tip = f"not valid {how} data: {error}", "fetch or write it again"
+        damage, tip = f"not valid {compression} data: {error}", "fetch or write it again"
         if isinstance(error, EOFError) or "truncated" in str(error).lower():
-            damage = f"the {how} data ends too early; the file was cut short"
+            damage = f"the {compression} data ends too early; the file was cut short"
         elif "too much memory" in str(error):
             damage = "its zstd window is larger than 128 MiB, which needs as much memory to read"
             tip = f"decompress it: zstd -d --long=31 {shlex.quote(file.path)}, and pack that"
@@ -179,16 +183,16 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[OpenInput]:
 
 
 def next_size(stop: int | None, position: int) -> int:
-    """Bytes to read next: to a slice's end and some more, where its last record ends, or on to it
-    in small steps.
+    """Return how many bytes to read next: up to a slice's end and a little more, for the end of its
+    last record, which is then reached in small steps.
     """
     left = BLOCK_BYTES if stop is None else max(stop - position, 0) + OVERRUN_BYTES
     return min(left, BLOCK_BYTES)
 
 
 def _reading(raw: IO[bytes], size: int) -> _Read:
-    """A function that reads, and makes no more room than the file may fill: for a small file that
-    takes longer than to read it.
+    """Return a function that reads. It allocates no more than the file may fill: allocating a block
+    takes longer than reading a small file.
     """
 
     def read(wanted: int) -> bytes:
@@ -198,11 +202,11 @@ def _reading(raw: IO[bytes], size: int) -> _Read:
 
 
 def _stored_as(beginning: bytes, named: str) -> str | None:
-    """Return the compression of a file that begins so: `named` by its ending, another one, or None
-    for plain text. A web server that is asked for a `.gz` may decompress it on the way.
+    """Return the compression of a file from its first bytes, None for plain text: a web server may
+    decompress a `.gz` on the way. `named`: compression by the ending of the name.
     """
-    if found := COMPRESSED.match(beginning):
-        return found.lastgroup
+    if match := COMPRESSED.match(beginning):
+        return match.lastgroup
     try:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)
     except UnicodeDecodeError:
@@ -211,7 +215,7 @@ def _stored_as(beginning: bytes, named: str) -> str | None:
 
 
 def _decompressed(compression: str, raw: IO[bytes]) -> _Read:
-    """A function that reads as many plain bytes, or some more than that."""
+    """Return a function that reads a number of plain bytes, or a few more."""
     if compression in ("zstd", "lz4"):
         import pyarrow as pa  # noqa: PLC0415
 
@@ -231,8 +235,9 @@ def _decompressed(compression: str, raw: IO[bytes]) -> _Read:
 
 
 def _of_streams(raw: IO[bytes], compression: str) -> Iterator[bytes]:
-    """Plain bytes of gzip, xz or bz2 streams end to end, empty ones too, at which Arrow fails in
-    bz2. Python's own readers pass over damage after the first stream.
+    """Yield the plain bytes of gzip, xz or bz2 streams that lie end to end.
+
+    Python's own readers ignore damage after the first stream, and Arrow fails at empty bz2 streams.
     """
     from bz2 import BZ2Decompressor  # noqa: PLC0415
     from lzma import FORMAT_XZ, LZMADecompressor  # noqa: PLC0415
@@ -268,32 +273,34 @@ def _of_streams(raw: IO[bytes], compression: str) -> Iterator[bytes]:
 class Lines(NamedTuple):
     """Whole lines: `data` begins at byte `offset` of the uncompressed file.
 
-    `data` None: one line longer than the limit, skipped.
+    data  None for one line that is longer than the limit, which is skipped
     """
 
     offset: int
     data: bytes | None
 
 
-def too_long(position: int, what: str = "line") -> BadRecord:
+def too_long(position: int, unit: str = "line") -> BadRecord:
+    """Return the bad record for a line, or another unit, that is longer than the limit."""
     tip = f"{CUT}; does the file have line ends?"
-    return BadRecord(position, f"the {what} is longer than {MAX_LINE_BYTES} bytes", tip)
+    return BadRecord(position, f"the {unit} is longer than {MAX_LINE_BYTES} bytes", tip)
 
 
 def read_lines(source: OpenInput, start: int, stop: int | None) -> Iterator[Lines]:
-    """The lines that begin in [start, stop), in blocks; the file's last may lack its newline.
-    DataError for a file in another encoding.
+    """Yield the lines that begin in [start, stop), in blocks. The last one may lack its newline.
 
-    The source must stand at max(start - 1, 0): the byte before the slice tells whether a line
-    begins exactly at `start`. Memory is bounded by the block and the longest line accepted;
-    lines up to a block may exceed MAX_LINE_BYTES, which the caller checks line by line.
+    source  stands at max(start - 1, 0): the byte before the slice shows whether a line begins at
+            `start`
+
+    Memory is one block and the longest line accepted. Lines within a block may exceed
+    MAX_LINE_BYTES; callers check each line. Raises DataError for a file in another encoding.
     """
     position = offset = max(start - 1, 0)
     held = bytearray()  # the beginning of a line, which grows without a copy of itself
-    seeking, is_last = start > 0, False  # the line that goes on is another slice's, or overlong
+    seeking, is_last = start > 0, False  # seeking: the current line is another slice's, or overlong
     while not is_last and (chunk := source.read(next_size(stop, position))):
-        if not position and (found := other_content(chunk)):
-            raise DataError(f"{source.path}: {found[0]}", found[1])
+        if not position and (content := other_content(chunk)):
+            raise DataError(f"{source.path}: {content[0]}", content[1])
         base, begin, end = position, 0, len(chunk)
         position += end
         if seeking:
@@ -316,7 +323,7 @@ def read_lines(source: OpenInput, start: int, stop: int | None) -> Iterator[Line
             held += view[newline:end]
         else:
             held += view[begin:end]
-        if len(held) > MAX_LINE_BYTES + 1:  # of which a CR at the end may be no part
+        if len(held) > MAX_LINE_BYTES + 1:  # a CR at the end may not count
             yield Lines(offset, None)
             seeking = True
             held.clear()
@@ -325,8 +332,8 @@ def read_lines(source: OpenInput, start: int, stop: int | None) -> Iterator[Line
 
 
 def cut(offset: int, data: bytes) -> tuple[Int64, Int64, Int64]:
-    """Where the lines of a block begin in the file, and where they begin and end in the block,
-    without their newlines and a byte order mark: int64[n] each.
+    """Return the positions of lines in the file, and their begins and ends in the block, without
+    newlines and a byte order mark: int64[n] each.
     """
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_END)
     if not data.endswith(b"\n"):
@@ -339,38 +346,40 @@ def cut(offset: int, data: bytes) -> tuple[Int64, Int64, Int64]:
 
 
 def nonblank(data: bytes, begins: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
-    """Which lines of a block, as `cut` gives them, hold more than white space."""
-    codes, some = np.frombuffer(data, np.uint8), begins < ends
-    if _IS_SPACE[codes[begins[some]]].any():
-        some &= np.logical_or.reduceat(~_IS_SPACE[codes], begins)
-    return some
+    """Mark the lines of a block that hold more than white space, bool[n]. The ends are by `cut`."""
+    codes, is_nonblank = np.frombuffer(data, np.uint8), begins < ends
+    if _IS_SPACE[codes[begins[is_nonblank]]].any():
+        is_nonblank &= np.logical_or.reduceat(~_IS_SPACE[codes], begins)
+    return is_nonblank
 
 
 def drain(held: bytearray, more: bytes | memoryview = b"") -> bytes:
-    """The bytes of `held`, which is empty afterwards, and `more`."""
+    """Return the bytes of `held`, which becomes empty, and `more`."""
     whole = b"".join((held, more))
     held.clear()
     return whole
 
 
-def invalid_utf8(error: UnicodeDecodeError, data: bytes, what: str) -> tuple[str, str]:
-    """The reason and tip for bytes of a line, or whatever it is, that are no text."""
+def invalid_utf8(error: UnicodeDecodeError, data: bytes, unit: str) -> tuple[str, str]:
+    """Return the reason and the tip for bytes of a line, or another unit, that are not UTF-8."""
     return (
-        f"invalid UTF-8 at byte {error.start} of the {what}: 0x{data[error.start]:02x}",
+        f"invalid UTF-8 at byte {error.start} of the {unit}: 0x{data[error.start]:02x}",
         "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
     )
 
 
 def other_content(beginning: bytes) -> tuple[str, str] | None:
-    """Say what a file is that is not text in UTF-8, by its first bytes, with a tip."""
+    """Recognize a file that is not text in UTF-8, by its first bytes. Return what it is, and a tip;
+    None for text.
+    """
     for mark, name in _MARKS.items():
         if beginning.startswith(mark):
-            what = f"begins with the byte order mark of {name}, expected UTF-8"
-            return what, f"convert it: iconv -f {name[:6]} -t UTF-8 FILE > NEW_FILE"
-    if found := COMPRESSED.match(beginning):
-        ending = next(end for end, name in COMPRESSIONS.items() if name == found.lastgroup)
+            content = f"begins with the byte order mark of {name}, expected UTF-8"
+            return content, f"convert it: iconv -f {name[:6]} -t UTF-8 FILE > NEW_FILE"
+    if match := COMPRESSED.match(beginning):
+        ending = next(end for end, name in COMPRESSIONS.items() if name == match.lastgroup)
         tip = f"let its name end in {ending}; decompress what goes to stdin"
-        return f"is {found.lastgroup} data, expected text in UTF-8", tip
+        return f"is {match.lastgroup} data, expected text in UTF-8", tip
     if beginning.startswith(_GIT_LFS):
         return "is a Git LFS pointer, not the file", "fetch it: git lfs install && git lfs pull"
     return None
