@@ -23,6 +23,7 @@ from runs import pack
 from settings import Settings, from_environment
 
 from packer_cli.records import Int32
+from packer_cli.result.columns import HASH_BYTES, INDEX_SCHEMA
 from packer_cli.result.layout import (
     DOCUMENTS,
     FORMAT_VERSION,
@@ -33,7 +34,6 @@ from packer_cli.result.layout import (
     unnamed_shard,
 )
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, to_bytes
-from packer_cli.result.shard_writer import HASH_BYTES, INDEX_SCHEMA
 
 SIZES = ((2_000_000, 2.0, 0.0), (20_000_000, 20.0, 1.5))  # documents, most seconds, most GB
 LENGTH, MEAN = 4096, 500

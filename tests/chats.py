@@ -20,7 +20,7 @@ from support import BYTES_EOS, assert_error, check_directory, packer, recover_do
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
-from packer_cli.result.reader import rows_of, segments_of
+from packer_cli.result.columns import rows_of, segments_of
 
 Json = dict[str, Any]
 

@@ -38,8 +38,8 @@ from packer_cli import open_packed
 from packer_cli.cli.app import app
 from packer_cli.inputs import byte_streams
 from packer_cli.options.options import COLUMNS
+from packer_cli.result.columns import rows_of, segments_of
 from packer_cli.result.layout import digest
-from packer_cli.result.reader import rows_of, segments_of
 from packer_cli.result.rules import RowLimits, broken_rules, documents_of, segments_in
 from packer_cli.verify import recount
 

@@ -24,7 +24,7 @@ from support import check_directory, heavy, packer
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
-from packer_cli.result.reader import rows_of
+from packer_cli.result.columns import rows_of
 from packer_cli.result.rules import documents_of, segments_in
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.tokenizer import load_tokenizer

@@ -51,7 +51,7 @@ from packer_cli.records import (
     offsets_of,
     turn_position,
 )
-from packer_cli.result.values import default_of
+from packer_cli.result.columns import default_of
 from packer_cli.tokenization.specials import (
     NO_SPECIALS,
     SPELLED_OUT_TIP,

@@ -53,8 +53,8 @@ from packer_cli.records import (
     offsets_of,
     turn_position,
 )
+from packer_cli.result.columns import default_of, stored
 from packer_cli.result.counts import Counts
-from packer_cli.result.values import default_of, stored
 from packer_cli.tokenization.encoding import Encode, Encoded
 from packer_cli.tokenization.tokenizer import Tokenizer
 

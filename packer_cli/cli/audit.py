@@ -164,8 +164,7 @@ def reader_of(
     """
     from packer_cli.reports.show import read_document, read_row
     from packer_cli.result.manifest import Manifest
-    from packer_cli.result.opening import View, opened
-    from packer_cli.result.origins import Origins
+    from packer_cli.result.opening import Origins, View, opened
     from packer_cli.result.tokenized import Tokens, open_tokenized
 
     if not isinstance(manifest, Manifest):

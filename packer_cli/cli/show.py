@@ -162,8 +162,7 @@ def _show_step(directory: Path, options: ShowOptions) -> None:
     """Print the rows and documents of a training step."""
     from packer_cli.reports.show import PLACE, SIZES, ranks_in, rows_in, saved_in, step_report
     from packer_cli.reports.terminal import print_report
-    from packer_cli.result.opening import open_packed
-    from packer_cli.result.origins import origin_as_json
+    from packer_cli.result.opening import open_packed, origin_as_json
 
     step, state, done = options.step, None, 0
     sampler: dict[str, Any] = {"seed": options.seed}

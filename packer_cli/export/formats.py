@@ -33,6 +33,15 @@ from packer_cli.options.options import COLUMNS
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
+from packer_cli.result.columns import (
+    as_numbers,
+    column_type,
+    lists_of,
+    measured_in,
+    rows_of,
+    segments_of,
+    values_in,
+)
 from packer_cli.result.layout import (
     DATASET_DICT,
     INFO,
@@ -51,17 +60,11 @@ from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
     check_side_file,
-    lists_of,
-    measured_in,
-    rows_of,
-    segments_of,
     squared_lengths,
     squares_header,
-    values_in,
 )
-from packer_cli.result.shard_writer import Parts, ShardParts, column_type
+from packer_cli.result.shard_writer import Parts, ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.result.values import as_numbers
 from packer_cli.run.commits import as_line, read_units
 from packer_cli.storage import open_bytes
 

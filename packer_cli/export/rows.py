@@ -15,18 +15,18 @@ from packer_cli.errors import DataError
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.labels import labels_of
 from packer_cli.records import Int32, Int64, offsets_of
-from packer_cli.result.layout import Shard
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.opening import View
-from packer_cli.result.reader import (
-    PACK_AGAIN,
-    PackedDirectory,
+from packer_cli.result.columns import (
     lists_of,
     places_in,
     rows_of,
+    rows_per_batch,
     segments_of,
     values_in,
 )
+from packer_cli.result.layout import Shard
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.opening import View
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
 from packer_cli.result.rules import (
     damage,
     documents_of,
@@ -34,7 +34,6 @@ from packer_cli.result.rules import (
     segments_in,
     sound_batches,
 )
-from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.tokenized import TokenizedDirectory
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read

@@ -49,8 +49,8 @@ from packer_cli.records import (
     Slice,
     Texts,
 )
+from packer_cli.result.columns import kind_in
 from packer_cli.result.manifest import TOKENIZED
-from packer_cli.result.shard_writer import kind_in
 
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16

@@ -68,7 +68,7 @@ from packer_cli.options.value_columns import (
     is_of_loss,
 )
 from packer_cli.records import InputFile
-from packer_cli.result.values import check_defaults
+from packer_cli.result.columns import check_defaults
 
 _MOST_KEPT = 64  # files whose first records are kept
 _REQUESTS = 16  # at a time, to a store that answers each after a while

@@ -35,8 +35,7 @@ from packer_cli.records import (
     offsets_of,
     wrong_ids,
 )
-from packer_cli.result.reader import plain_values
-from packer_cli.result.values import default_of, stored
+from packer_cli.result.columns import default_of, plain_values, stored
 
 BATCH_BYTES = 4 << 20
 _BATCH_DOCUMENTS = 1 << 16

@@ -50,11 +50,11 @@ from packer_cli.records import (
     WorkUnit,
     offsets_of,
 )
+from packer_cli.result.columns import check_defaults
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest import shape_of as shape_of_result
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
-from packer_cli.result.values import check_defaults
 
 Float64 = npt.NDArray[np.float64]
 

@@ -39,11 +39,17 @@ from packer_cli.packing.window import trained_in
 from packer_cli.plan.sample import PartReader, SamplePart, sampled, weight_of
 from packer_cli.progress import Progress
 from packer_cli.records import FILE, POSITION, TURNS, Documents, InputFile, Int64, Notify, WorkUnit
+from packer_cli.result.columns import (
+    fixed,
+    plain_type,
+    ragged,
+    stored_batch_rows,
+    stored_schema,
+    values_type,
+)
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
-from packer_cli.result.reader import plain_type, values_type
-from packer_cli.result.shard_writer import fixed, ragged, stored_batch_rows, stored_schema
 from packer_cli.run.additions import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.identity import Run

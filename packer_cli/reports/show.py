@@ -28,13 +28,19 @@ from packer_cli.packing.labels import trained_flags
 from packer_cli.records import FILE, IGNORED, POSITION, START, Documents, Int32, Int64, offsets_of
 from packer_cli.reports import Report, Section, Table
 from packer_cli.reports.terminal import is_plain
+from packer_cli.result.columns import as_numbers, rows_of, segments_of, values_in
 from packer_cli.result.layout import short_name
-from packer_cli.result.opening import Joined, View
-from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
-from packer_cli.result.reader import PackedDirectory, rows_of, segments_of, values_in
+from packer_cli.result.opening import (
+    Origin,
+    Origins,
+    View,
+    input_origin,
+    origin_as_json,
+    sound_rows,
+)
+from packer_cli.result.reader import Joined, PackedDirectory
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
-from packer_cli.result.values import as_numbers
 from packer_cli.result.wording import plural, value
 from packer_cli.steps import Order, Schedule, Steps, StepSizes, row_costs
 from packer_cli.storage import read_bytes

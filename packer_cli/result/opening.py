@@ -1,20 +1,20 @@
-"""Opening results of `packer pack`: packed directories and views; and several of them as one, whose
-rows follow one another: whether they go together, and what they are then.
+"""Open results of `packer pack`, also views, and find where their segments came from.
+
+    open_packed(path) -> PackedDirectory       also of views and URLs
+    View                                       complete rows, from references to documents
+    Origins(manifest).of(segments)             inputs and places of segments
 
 A view refers to documents of tokenized directories, and reads as rows of a packed directory. Every
 reader gets complete rows, which are those that the same command without --view would have written,
 byte for byte: the kernel that fills rows takes tokens from the mapped documents to their places.
-What references say is checked each time, since files may change while they are mapped.
-
-The shards of a result at a URL are copied into a folder when they are first read.
+References are checked each time, since files may change while they are mapped.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from hashlib import sha256
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,35 +24,44 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import filling, gathering
-from packer_cli.errors import DataError, UsageError, os_errors
+from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_named
 from packer_cli.options.options import PADDED_BOUNDARIES
-from packer_cli.records import FILE, POSITION, START, Documents, Int64, offsets_of
-from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, Shard, digest
-from packer_cli.result.manifest import Manifest, load
+from packer_cli.options.shapes import TRACE
+from packer_cli.records import (
+    FILE,
+    MOST_TURNS,
+    POSITION,
+    START,
+    Documents,
+    Int64,
+    offsets_of,
+    record_position,
+)
+from packer_cli.result.columns import PADDED, rows_per_batch
+from packer_cli.result.layout import MANIFEST, Shard, digest
+from packer_cli.result.manifest import TOKENIZED, Input, Manifest, load
 from packer_cli.result.reader import (
-    HEADER_BYTES,
-    PARTS,
+    PACK_AGAIN,
+    CopiedDirectory,
     Lists,
     Mapped,
     PackedDirectory,
     as_batch,
     in_parts,
-    squared_lengths,
 )
-from packer_cli.result.rules import segments_in
-from packer_cli.result.shard_writer import PADDED, rows_per_batch, values_in_rows
-from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
-from packer_cli.storage import no_link
+from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources, segments_in
+from packer_cli.result.shard_writer import values_in_rows
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
-WITH_THE_SAME = "pack them with the same options"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_PROBLEMS = {
+_PROBLEMS = {  # by the codes of `gathering.find_pieces`
     1: "cu_seqlens does not ascend from 0 to {} at most",
     2: "segments are not as many as its boundaries less one",
     3: "refers to a document that its tokenized directories do not have",
     4: "refers to tokens beyond the end of a document",
 }
-CACHE = "and cache= names a local directory"
 _WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"
 
 
@@ -63,13 +72,15 @@ def open_packed(
 ) -> PackedDirectory:
     """Open a directory written by `packer pack`, also a view, or one at a URL.
 
-    `tokens`: of a view, where its tokenized directories are, if they are no longer where they were
-    packed from; one or several, in any order. `cache`: the local folder for copies of what is at a
-    URL. Default: ~/.cache/packer, or below XDG_CACHE_HOME.
+    tokens  tokenized directories of a view, in any order, if they are no longer where they were
+            packed from
+    cache   local folder for copies of files at a URL; default: ~/.cache/packer, or below
+            XDG_CACHE_HOME
 
-    Raises DataError when it is unfinished, of another format version, or when a shard is
+    Raises DataError if the result is unfinished, of another format version, or if a shard is
     missing or has another size than the manifest says, and for a view whose tokenized directories
-    are gone or changed; UsageError for `tokens` of what is no view, and a view at a URL.
+    are gone or changed; UsageError for `tokens` of a result that is not a view, and for a view at a
+    URL.
     """
     if storage.is_url(os.fspath(path)):
         url = storage.public(os.fspath(path)).rstrip("/")
@@ -88,12 +99,14 @@ def open_packed(
 
 
 def opened(path: Path, facts: Manifest, tokens: Paths | None = None) -> PackedDirectory:
-    """A result whose manifest was read already, without a look at its shards."""
-    given = _listed(tokens)
+    """Open a local result whose manifest was read already, without looking at its shards."""
+    directories = _listed(tokens)
     if facts.config.view:
-        return View(path, facts, given)
-    if given:
-        raise UsageError(f"--tokens: {path} is no view: it has its tokens itself", "leave it out")
+        return View(path, facts, directories)
+    if directories:
+        raise UsageError(
+            f"--tokens: {path} is not a view: it has its tokens itself", "leave it out"
+        )
     return PackedDirectory(path, facts)
 
 
@@ -101,11 +114,35 @@ def _listed(tokens: Paths | None) -> list[str | os.PathLike[str]]:
     return [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
 
 
-# Views
+def tokens_of_each(
+    paths: Sequence[str | os.PathLike[str]], tokens: Paths | None
+) -> list[Paths | None]:
+    """Distribute tokenized directories to the results that are views of them. A single result gets
+    all.
+
+    Raises UsageError for a directory without a view.
+    """
+    if not tokens or len(paths) == 1:
+        return [tokens for _ in paths]
+    digests = {os.fspath(path): digest(open_tokenized(path).path / MANIFEST)[1]
+               for path in _listed(tokens)}  # fmt: skip
+    distributed = list[Paths | None]()
+    for facts in map(load, paths):
+        inputs = {one.sha256 for one in facts.inputs} if facts.config.view else ()
+        distributed.append([name for name, sha256 in digests.items() if sha256 in inputs])
+    if unused := digests.keys() - set(chain.from_iterable(map(_listed, distributed))):
+        raise UsageError(
+            f"tokens: none of the results is a view of {min(unused)}",
+            "give the tokenized directories that the views were packed from",
+        )
+    return distributed
+
+
+# --- views
 
 
 class View(PackedDirectory):
-    """A finished view, whose tokenized directories are there, as they were.
+    """A finished view whose tokenized directories are there, as they were.
 
     directories  by the number of the input
     """
@@ -113,7 +150,7 @@ class View(PackedDirectory):
     def __init__(
         self, path: Path, facts: Manifest, tokens: Sequence[str | os.PathLike[str]] = ()
     ) -> None:
-        """`tokens`: where tokenized directories are now. Raises DataError for those that are gone
+        """`tokens`: paths of tokenized directories that have moved. Raises DataError if one is gone
         or changed.
         """
         super().__init__(path, facts)
@@ -125,53 +162,60 @@ class View(PackedDirectory):
         return (batch for batch, _ in self.counted(shard))
 
     def counted(self, shard: Shard) -> Iterator[tuple[Any, int]]:
-        """The complete record batches of a shard, each with the number of its trained tokens.
+        """Yield the complete record batches of a shard, each with the number of its trained tokens.
+
         Raises as `batches`.
         """
         kinds, step = self._schema(), rows_per_batch(self.facts.config)
-        first = 0
         with self._readable(shard):
-            for stored in self.stored(shard):
-                mapped = Mapped.of(stored.schema, first, [stored])
-                for begin in range(first, first + stored.num_rows, step):
-                    rows = np.arange(begin, min(begin + step, first + stored.num_rows))
+            for stored, mapped, first in self._mapped_batches(shard):
+                last = first + stored.num_rows
+                for begin in range(first, last, step):
+                    rows = np.arange(begin, min(begin + step, last))
                     columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
                     yield as_batch(columns, kinds), trained
-                first += stored.num_rows
 
     def segments(self, shard: Shard) -> Int64:
-        """int64[4, segments] of a shard, see `rules.py`, each of which is checked.
+        """Return the segments of a shard, int64[4, segments] as in `rules`, after checking each.
+
         Raises as `batches`.
         """
-        found, first = [], 0
+        segments = []
         with self._readable(shard):
-            for stored in self.stored(shard):
-                mapped = Mapped.of(stored.schema, first, [stored])
-                rows = np.arange(first, first := first + stored.num_rows)
-                self._filled(mapped, rows, ())  # which checks them
-                found.append(segments_in(stored))
-        return np.concatenate(found, axis=1)
+            for stored, mapped, first in self._mapped_batches(shard):
+                self._filled(mapped, np.arange(first, first + stored.num_rows), ())  # checks them
+                segments.append(segments_in(stored))
+        return np.concatenate(segments, axis=1)
+
+    def _mapped_batches(self, shard: Shard) -> Iterator[tuple[Any, Mapped, int]]:
+        """Yield the stored batches of a shard, also mapped, and the number of their first row."""
+        first = 0
+        for stored in self.stored(shard):
+            yield stored, Mapped.of(stored.schema, first, [stored]), first
+            first += stored.num_rows
 
     def fetch(self, segments: Int64) -> Documents:
-        """Return segments as documents, with what of them is trained on and what follows them."""
+        """Return segments, int64[4, n] as in `rules`, as documents with all their columns."""
         file, position = segments[:2]
         start, length = segments[2:].astype(np.int32, order="C")
         trained = self._tokens.trained_of(self._tokens.numbered(file, position), start, length)
         places = {FILE: file, POSITION: position, START: start}
-        pieces = Documents.of(None, offsets_of(length), trained).beside({}, places)
-        return self._tokens.fetch(pieces)
+        return self._tokens.fetch(
+            Documents.of(None, offsets_of(length), trained).beside({}, places)
+        )
 
     def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
         """Columns that are stored alone are not filled, nor checked."""
-        if all(name in self.stored_columns or name in PARTS for name in columns):
+        if all(name in self.stored_columns or name in in_parts(["segments"]) for name in columns):
             return super()._gathered(mapped, rows, columns)
         return self._filled(mapped, rows, columns)[0]
 
     def _filled(
         self, mapped: Mapped, rows: Int64, columns: Sequence[str]
     ) -> tuple[dict[str, Any], int]:
-        """(columns of rows that are mapped, how many tokens are trained on). Raises ArrowInvalid
-        for a row that is not sound.
+        """Return (columns of rows that are mapped, number of trained tokens).
+
+        Raises ArrowInvalid for an invalid row.
         """
         config, lists = self.facts.config, mapped.gather(rows, "cu_seqlens")
         boundaries, count = lists.values, max(0, len(lists.values) - len(rows))
@@ -190,9 +234,10 @@ class View(PackedDirectory):
         out: dict[str, Any] = {name: np.empty((len(rows), self.max_length), kind)
                for name, kind in PADDED.items() if name in columns}  # fmt: skip
         padded = np.empty_like(boundaries) if config.segment_multiple > 1 else None
+        order = np.arange(count)
         trained = filling.fill_rows(
             None, self._tokens.trained_of(number, start, length), address, length,
-            np.arange(count), row_offsets, self.max_length, self.facts.pad_token_id,
+            order, row_offsets, self.max_length, self.facts.pad_token_id,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
             config.segment_multiple, padded, True,
@@ -200,10 +245,9 @@ class View(PackedDirectory):
         if any(name in self._columns for name in columns):
             pieces = Documents.of(None, offsets_of(length)).beside({}, {START: start})
             pieces = self._tokens.with_columns(pieces, number)
-            made = values_in_rows(config, pieces, np.arange(count), row_offsets)
-            for name, column in made.items():
+            for name, values in values_in_rows(config, pieces, order, row_offsets).items():
                 of_segments = self._columns[name].is_of_segments
-                out[name] = Lists(column, row_offsets) if of_segments else column
+                out[name] = Lists(values, row_offsets) if of_segments else values
         out["cu_seqlens"] = lists
         if padded is not None:
             out[PADDED_BOUNDARIES] = Lists(padded, lists.ends)
@@ -214,9 +258,9 @@ class View(PackedDirectory):
 def _directories(
     view: Path, facts: Manifest, given: Sequence[str | os.PathLike[str]]
 ) -> dict[int, TokenizedDirectory]:
-    """The tokenized directories by the numbers of the inputs."""
+    """Open the tokenized directories of a view, by the numbers of the inputs."""
     expected = {one.sha256 for one in facts.inputs}
-    found: dict[str, TokenizedDirectory] = {}
+    opened: dict[str, TokenizedDirectory] = {}
     for name in given:
         directory = open_tokenized(name)
         sha256 = digest(directory.path / MANIFEST)[1]
@@ -226,21 +270,21 @@ def _directories(
                 f"manifest is {sha256}, expected {' or '.join(sorted(expected))}",
                 "give the one that the view was packed from",
             )
-        found[sha256] = directory
+        opened[sha256] = directory
     for one in facts.inputs:
-        if one.sha256 not in found:
-            found[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256))
-    return {number: found[one.sha256] for number, one in enumerate(facts.inputs)}
+        if one.sha256 not in opened:
+            opened[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256))
+    return {number: opened[one.sha256] for number, one in enumerate(facts.inputs)}
 
 
 def _recorded(view: Path, path: str, expected: str) -> Path:
-    """The tokenized directory of an input, where the view's manifest says. Raises DataError.
+    """Find the tokenized directory of an input by the path in the view's manifest.
 
-    If both were moved, or are on another machine, it is found from a folder that both lie in: the
-    ends of the path are tried from the view and from all folders above it. The digest tells whether
-    it is the right one.
+    If both were moved, or are on another machine, it is looked for from a folder that both lie in:
+    the ends of the path are tried from the view and from all folders above it. The digest decides
+    whether it is the right one. Raises DataError if there is none.
     """
-    recorded, what = Path(path), "is gone"
+    recorded, problem = Path(path), "is gone"
     folder, parts = storage.shown(str(recorded.parent)), recorded.parts[1:]
     ends = [Path(*parts[first:]) for first in range(len(parts) - 1)]
     folders = view.absolute(), *view.absolute().parents
@@ -249,163 +293,171 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
         if storage.is_file(str(place)):
             if digest(place)[1] == expected:
                 return Path(storage.shown(str(place.parent)))
-            what = "has changed"
+            problem = "has changed"
     raise DataError(
-        f"{view}: its tokenized directory {folder} {what}: expected its {MANIFEST} with the "
+        f"{view}: its tokenized directory {folder} {problem}: expected its {MANIFEST} with the "
         f"sha256 {expected}",
         _WHERE,
     )
 
 
-# Results at URLs
-
-_UPLOAD_AGAIN = "upload the result again; if it was replaced, open it again"
+# --- origins of segments
 
 
-class CopiedDirectory(PackedDirectory):
-    """A packed directory at a URL, whose files are copied into a folder below `cache` when they are
-    first read, and compared with their digests. Nothing there is ever removed.
+@dataclass(frozen=True)
+class Origin:
+    """The place that a segment came from. `position` counts `unit`s: "byte", "row" or "document".
 
-    Raises UsageError for a view.
+    start      the segment's first token in its document
+    tokenized  (directory, number of the document) if it came through a tokenized directory
+    name       of the recipe's source
+    turn       of the assistant, or branch of traces, counted from 0, if the record became several
+               documents; `turn_is` says which
     """
 
-    def __init__(self, url: str, facts: Manifest, cache: str | os.PathLike[str] | None) -> None:
-        if facts.config.view:
-            raise UsageError(
-                f"{url}: a view, which is only read from a local directory",
-                "copy it and its tokenized directories to local paths; or pack without --view",
-            )
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        place = os.path.join(home, "packer") if cache is None else storage.local(cache, CACHE)
-        super().__init__(Path(place).expanduser().absolute() / str(facts.sha256), facts)
-        self.where = url
+    file: str
+    position: int
+    unit: str
+    start: int
+    tokenized: tuple[str, int] | None = None
+    name: str | None = None
+    turn: int | None = None
+    turn_is: str = "turn"
 
-    def check_size(self, shard: Shard) -> None:
-        """Nothing: what is copied is compared with the manifest."""
-
-    def _map(self, shard: Shard) -> Any:
-        self._copy(shard.file, shard.sha256, shard.bytes)
-        return super()._map(shard)
-
-    def local_squares(self) -> Path:
-        size = HEADER_BYTES + 8 * len(self)
-        self._copy(SQUARED_LENGTHS, self.facts.side_files[SQUARED_LENGTHS], size)
-        return super().local_squares()
-
-    def _copy(self, name: str, sha256: str, size: int) -> None:
-        """Copy a file, unless it is there. One process does so, others wait: a lock is held on the
-        copy until it has its name. Raises DataError for an object that is another by now.
-        """
-        path, part = self.path / name, self.path / f"{name}.part"
-
-        def is_here() -> bool:
-            return path.exists() and path.stat().st_size == size
-
-        if is_here():
-            return
-        with os_errors(path, "write"):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(part, "ab", opener=no_link) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                try:
-                    if is_here():
-                        return
-                    storage.download(self.place_of(name), part)
-                    if (found := digest(part)[1]) != sha256:
-                        raise DataError(
-                            f"{self.place_of(name)}: its sha256 is {found}, the manifest says "
-                            f"{sha256}",
-                            _UPLOAD_AGAIN,
-                        )
-                    os.replace(part, path)
-                except DataError as error:
-                    raise self.replaced() or error from error
-                finally:  # a copy of this process (fork) would go on holding it
-                    fcntl.flock(file, fcntl.LOCK_UN)
+    def __str__(self) -> str:
+        """Return a text that is safe to print: web: a.jsonl byte 65 turn 2 from its token 16."""
+        source = "" if self.name is None else f"{one_line(self.name)}: "
+        through = ""
+        if self.tokenized is not None:
+            directory, number = self.tokenized
+            through = f" (document {number} of {one_line(directory)})"
+        start = f" from its token {self.start}" if self.start else ""
+        of_record = "" if self.turn is None else f" {self.turn_is} {self.turn}"
+        file = "stdin" if self.file == "-" else one_line(self.file)
+        return f"{source}{file} {self.unit} {self.position}{of_record}{through}{start}"
 
 
-# Several results as one
-
-
-class Joined:
-    """Several results as one, whose rows follow one another.
-
-    firsts  int64[results + 1], the first row of each, and how many rows there are
-
-    Raises DataError, naming both, for results whose rows do not go into one batch.
-    """
-
-    def __init__(self, parts: Sequence[PackedDirectory]) -> None:
-        self.parts = list(parts)
-        self.firsts = offsets_of([*map(len, parts)])
-        first = parts[0]
-        for other in parts[1:]:
-            known = _properties(other)
-            for name, value in _properties(first).items():
-                if value != known.get(name, value):
-                    raise DataError(
-                        f"{first.path} and {other.path} do not go together: {name} is {value} in "
-                        f"the first and {known[name]} in the second",
-                        WITH_THE_SAME,
-                    )
-
-    def __len__(self) -> int:
-        return int(self.firsts[-1])
-
-    def places(self, rows: Int64) -> tuple[Int64, Int64]:
-        """(number in its result, which result) of rows."""
-        which = np.searchsorted(self.firsts, rows, side="right") - 1
-        return rows - self.firsts[which], which
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest that rows in the same order share, wherever they lie."""
-        prints = []
-        for facts in (part.facts for part in self.parts):
-            digests = [shard.sha256 for shard in facts.shards]
-            if facts.config.view:  # whose shards hold no tokens
-                digests += [one.sha256 for one in facts.inputs]
-            prints.append(sha256("".join(digests).encode()).hexdigest())
-        return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
-
-    @property
-    def squared_lengths(self) -> Int64:
-        """int64[rows], the sum of squared segment lengths of every row."""
-        sums = [squared_lengths(part) for part in self.parts]
-        return sums[0] if len(sums) == 1 else np.concatenate(sums)  # one is mapped
-
-
-def _properties(packed: PackedDirectory) -> dict[str, object]:
-    """What rows of one batch must have in common, in words."""
-    facts, tokenizer = packed.facts, packed.facts.tokenizer
-    columns = sorted(map(str, facts.config.value_columns.values()))
+def origin_as_json(origin: Origin | None) -> dict[str, Any]:
+    """Return an origin for programs. None: the result does not have it."""
+    if origin is None:
+        return dict.fromkeys(("file", "position", "position_unit", "start"))
+    through = origin.tokenized
     return {
-        "max_length": packed.max_length,
-        "the segment multiple": packed.segment_multiple,
-        "columns of values": ", ".join(columns) or "none",
-        "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
+        **({} if origin.name is None else {"source": origin.name}),
+        "file": origin.file,
+        "position": origin.position,
+        "position_unit": origin.unit,
+        **({} if origin.turn is None else {origin.turn_is: origin.turn}),
+        **({"tokenized": through[0], "document": through[1]} if through else {}),
+        "start": origin.start,
     }
 
 
-def tokens_of_each(
-    paths: Sequence[str | os.PathLike[str]], tokens: Paths | None
-) -> list[Paths | None]:
-    """For each result, those of the tokenized directories that it is a view of; of a single result
-    all of them.
+class Origins:
+    """Finds the origins of a result's segments, through tokenized directories to the first inputs.
 
-    Raises UsageError for a directory that none of several is a view of.
+    notes  why some tokenized directories have none
     """
-    if not tokens or len(paths) == 1:
-        return [tokens for _ in paths]
-    digests = {os.fspath(one): digest(open_tokenized(one).path / MANIFEST)[1]
-               for one in _listed(tokens)}  # fmt: skip
-    wanted = list[Paths | None]()
-    for facts in map(load, paths):
-        inputs = {one.sha256 for one in facts.inputs} if facts.config.view else ()
-        wanted.append([name for name, sha256 in digests.items() if sha256 in inputs])
-    if unused := digests.keys() - set(chain.from_iterable(map(_listed, wanted))):
-        raise UsageError(
-            f"tokens: none of the results is a view of {min(unused)}",
-            "give the tokenized directories that the views were packed from",
-        )
-    return wanted
+
+    def __init__(
+        self, manifest: Manifest, directories: Mapping[int, TokenizedDirectory] | None = None
+    ) -> None:
+        """`directories`: tokenized directories that are open already, by the numbers of inputs."""
+        self._manifest = manifest
+        self._tokenized: dict[int, TokenizedDirectory | None] = dict(directories or {})
+        self.notes: list[str] = []
+
+    def of(self, segments: Int64) -> list[Origin]:
+        """Return the origins of segments int64[3, n]: file, position and start, as in `rules`.
+
+        Raises DataError for a document that its tokenized directory does not have.
+        """
+        file, position, start = segments
+        origins: list[Any] = [None] * len(file)
+        for number in np.unique(file).tolist():
+            here = np.flatnonzero(file == number)
+            name = self._manifest.source_of(number)
+            whole = self._of_input(number, position[here])
+            for place, origin, first in zip(
+                here.tolist(), whole, start[here].tolist(), strict=True
+            ):
+                origins[place] = replace(origin, start=first, name=name)
+        return origins
+
+    def _of_input(self, number: int, positions: Int64) -> list[Origin]:
+        one, config = self._manifest.inputs[number], self._manifest.config
+        if one.format != TOKENIZED:
+            return [input_origin(one, config, at) for at in positions.tolist()]
+        folder = one.name
+        tokenized = self._tokenized_in(number)
+        if tokenized is None:
+            return [Origin(folder, at, "document", 0) for at in positions.tolist()]
+        facts = tokenized.facts
+        origins = []
+        for document, file, place in zip(
+            positions.tolist(), *tokenized.places(positions).tolist(), strict=True
+        ):
+            if not 0 <= file < len(facts.inputs):
+                raise DataError(
+                    f"{tokenized.path / MANIFEST}: document {document} is of input {file}, the "
+                    f"manifest has {len(facts.inputs)}",
+                    AGAIN,
+                )
+            first = input_origin(facts.inputs[file], facts.config, place)
+            origins.append(replace(first, tokenized=(folder, document)))
+        return origins
+
+    def _tokenized_in(self, number: int) -> TokenizedDirectory | None:
+        """Return the tokenized directory that is an input, if it is still the one that the rows
+        came from.
+        """
+        if number not in self._tokenized:
+            one, directory = self._manifest.inputs[number], None
+            why = f"{one.name}: was changed since"
+            try:
+                if digest(storage.shown(one.path)) == (one.size, one.sha256):
+                    directory = open_tokenized(one.name)
+            except (DataError, UsageError) as error:
+                why = error.message
+            if directory is None:
+                self.notes.append(f"which inputs were tokenized is unknown: {why}")
+            self._tokenized[number] = directory
+        return self._tokenized[number]
+
+
+def input_origin(one: Input, config: DocumentConfig, position: int) -> Origin:
+    """Return the origin of a document of an input that was not tokenized before."""
+    record, turn = record_position(position, config.turns), None
+    if config.turns == "each":
+        turn = position % MOST_TURNS
+    kind = one.format_then(config.input_format)
+    unit = format_named(kind).counted_in if kind else "byte"  # stdin
+    turn_is = "branch" if config.shape == TRACE else "turn"
+    return Origin(one.name, record, unit, 0, turn=turn, turn_is=turn_is)
+
+
+def sound_rows(packed: PackedDirectory, rows: Int64, columns: Sequence[str] | None = None) -> Any:
+    """Copy rows into a batch whose segments can be located.
+
+    columns  only these of the stored columns; None: complete rows
+
+    Raises DataError for the first row that is damaged.
+    """
+    limits = RowLimits.of(packed.facts)
+    if columns is not None and PADDED_BOUNDARIES not in columns:  # as in views
+        limits = replace(limits, segment_multiple=1)
+    cause: Exception | None = None
+    try:
+        batch = packed.take(rows, columns)
+        broken = broken_boundaries(batch, limits)
+        if not broken and "segments" in batch.schema.names:
+            broken = broken_sources(batch, np.arange(len(packed.facts.inputs)))
+        if not broken:
+            return batch
+        number, reason = int(rows[broken[0].row]), f"{broken[0].rule}{broken[0].detail}"
+    except (ValueError, KeyError, pa.ArrowException) as error:
+        cause, number = error, int(rows[0])
+        reason = str(error).removeprefix(f"row {number}: ")  # it has another number in its shard
+    shard, row = packed.find(number)
+    place = f"{packed.path / shard.file}: row {row}"
+    raise DataError(f"{place}: is damaged: {reason}", PACK_AGAIN) from cause

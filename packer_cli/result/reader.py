@@ -1,5 +1,10 @@
-"""Reading a packed directory: memory-mapped shards, checked against the manifest. `opening.py`
-opens one, also views and results at URLs.
+"""Read rows: `len` and `take` of packed directories, of results at URLs, and of several as one.
+
+    PackedDirectory    memory-mapped shards, checked against the manifest
+    CopiedDirectory    a result at a URL, whose files are copied when they are first read
+    Joined             several results, whose rows follow one another
+
+`opening.open_packed` opens a result of any of these kinds; views are read there.
 
 A stream cut at a message boundary reads short without an error, so the size of every shard is
 compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
@@ -12,6 +17,7 @@ from addresses.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
@@ -29,52 +35,33 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import gathering
-from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
-from packer_cli.options.value_columns import ValueColumn
+from packer_cli.errors import DataError, UsageError, from_os_error, os_errors
+from packer_cli.options.options import VIEW_COLUMNS
 from packer_cli.options.values import plain_int
 from packer_cli.records import Int32, Int64, offsets_of
-from packer_cli.result.layout import (
-    MISSING,
-    SQUARED_LENGTHS,
-    Measured,
-    Shard,
-    digest,
-    problem_of,
-)
-from packer_cli.result.manifest import Manifest, Result, replaced
-from packer_cli.result.shard_writer import (
+from packer_cli.result.columns import (
+    PARTS,
     fixed,
+    plain_values,
     ragged,
+    rows_of,
     schema,
     schema_problem,
     stored_schema,
+    values_type,
 )
-from packer_cli.result.values import measured
+from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, digest, problem_of
+from packer_cli.result.manifest import Manifest, Result, replaced
+from packer_cli.storage import no_link
 
 PACK_AGAIN = (
     "copy the directory again, or move what is damaged and pack the data again with --overwrite"
 )
-PARTS = {"file": np.int32, "position": np.int64, "start": np.int32}  # of the column `segments`
+WITH_THE_SAME = "pack them with the same options"
+CACHE = "and cache= names a local directory"
 HEADER_BYTES = 128  # of `squared_lengths.npy`
 _MAGIC = b"\x93NUMPY\x01\x00"
-
-
-def values_type(kind: Any) -> np.dtype[Any]:
-    """The numpy type of a value in the lists of an Arrow column; of several, where each value is a
-    list of so many.
-    """
-    item, shape = kind.value_type, tuple[int, ...]()
-    if pa.types.is_fixed_size_list(item):
-        item, shape = item.value_type, (item.list_size,)
-    return np.dtype((plain_type(item), shape))
-
-
-def plain_type(kind: Any) -> np.dtype[Any]:
-    """The numpy type of an Arrow type of numbers. Asked for `to_pandas_dtype`, pyarrow 20 imports
-    pandas.
-    """
-    return np.asarray(pa.array([], kind).to_numpy()).dtype
+_UPLOAD_AGAIN = "upload the result again; if it was replaced, open it again"
 
 
 @dataclass(frozen=True)
@@ -90,18 +77,19 @@ class Lists:
 
     @classmethod
     def of(cls, lists: Sequence[Any]) -> Lists:
-        arrays = [np.asarray(one, np.int32) for one in lists]
+        """Copy sequences of int32."""
+        arrays = [np.asarray(values, np.int32) for values in lists]
         flat = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
         return cls(flat, offsets_of([*map(len, arrays)]))
 
     @classmethod
     def joined(cls, parts: Sequence[Lists], order: Int64) -> Lists:
-        """List order[0], order[1], ... of all lists of `parts`."""
-        sizes = np.concatenate([np.diff(one.ends) for one in parts])
+        """Return list order[0], order[1], ... of all lists of `parts`."""
+        sizes = np.concatenate([np.diff(part.ends) for part in parts])
         begins = (np.cumsum(sizes) - sizes)[order]
         ends = offsets_of(sizes[order])
         places = np.arange(ends[-1]) + np.repeat(begins - ends[:-1], sizes[order])
-        return cls(np.concatenate([one.values for one in parts])[places], ends)
+        return cls(np.concatenate([part.values for part in parts])[places], ends)
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -116,10 +104,10 @@ class Mapped:
     """Spans of rows, in ascending order. It never changes, so threads may share it.
 
     schema        of the batches
-    batches       of which each is a span; they own the memory
+    batches       one for each span; they own the memory
     firsts, ends  int64[spans], the first row of each, and the first row after it
-    addresses     of each column, int64[lines, spans]: those of its offsets, if it has any, and of
-                  its values; `segments` has `PARTS` in place of values, and how many there are
+    addresses     for each column int64[lines, spans]: addresses of its offsets, if it has any, and
+                  of its values; `segments` has `PARTS` in place of values, and their number
     """
 
     schema: Any
@@ -130,38 +118,35 @@ class Mapped:
 
     @classmethod
     def of(cls, schema: Any, first: int = 0, batches: Sequence[Any] = ()) -> Mapped:
-        """The rows of record batches, of which the first is `first`."""
+        """Map the rows of record batches, the first of which has the number `first`."""
         sizes = np.array([batch.num_rows for batch in batches], np.int64)
         ends = first + np.cumsum(sizes)
         addresses = {field.name: _addresses(field, batches) for field in schema}
         return cls(schema, list(batches), ends - sizes, ends, addresses)
 
     def added(self, first: int, batches: Sequence[Any]) -> Mapped:
-        """A copy with further spans, as `of` takes them."""
+        """Return a copy with further spans, as `of` takes them."""
         new = Mapped.of(self.schema, first, batches)
-        both = Mapped(
+        firsts = np.concatenate([self.firsts, new.firsts])
+        spans = np.argsort(firsts)
+        every = self.batches + new.batches
+        return Mapped(
             self.schema,
-            self.batches + new.batches,
-            np.concatenate([self.firsts, new.firsts]),
-            np.concatenate([self.ends, new.ends]),
-            {name: np.concatenate([own, new.addresses[name]], axis=1)
-             for name, own in self.addresses.items()},
+            [every[span] for span in spans],
+            firsts[spans],
+            np.concatenate([self.ends, new.ends])[spans],
+            {name: np.concatenate([known, new.addresses[name]], axis=1).take(spans, axis=1)
+             for name, known in self.addresses.items()},
         )  # fmt: skip
-        return both._take(np.argsort(both.firsts))
-
-    def _take(self, spans: Int64) -> Mapped:
-        addresses = {name: own.take(spans, axis=1) for name, own in self.addresses.items()}
-        batches = [self.batches[span] for span in spans]
-        return Mapped(self.schema, batches, self.firsts[spans], self.ends[spans], addresses)
 
     def first_absent(self, rows: Int64) -> int:
-        """The place in `rows` of the first that is in no span; -1 when all are here."""
+        """Return the place in `rows` of the first that is in no span; -1 if all are mapped."""
         absent: int = gathering.first_absent(rows, self.firsts, self.ends)
         return absent
 
     def gather(self, rows: Int64, name: str) -> Any:
-        """A column of rows that are all here, copied: an array [b, max_length], or `Lists`. Of
-        `segments` a part, by its name.
+        """Copy a column of rows that are all mapped: an array [b, max_length], or `Lists`. A part
+        of `segments` is a column with its name.
         """
         if name in PARTS:
             kind = np.dtype(PARTS[name])
@@ -178,33 +163,33 @@ class Mapped:
             (offsets,) = edges
         ends = np.empty(len(rows) + 1, np.int64)
         gathering.count_values(rows, self.firsts, offsets, ends)
-        found = np.empty(ends[-1], kind)
-        to = found.reshape(-1).view(np.uint8)
+        lists = np.empty(ends[-1], kind)
+        to = lists.reshape(-1).view(np.uint8)
         gathering.gather_values(rows, self.firsts, offsets, values, ends, kind.itemsize, to)
-        return Lists(found, ends)
+        return Lists(lists, ends)
 
 
 def _addresses(field: Any, batches: Sequence[Any]) -> Int64:
-    """Where the values of a column are, as in `Mapped`."""
-    name, found, is_fixed = field.name, [], pa.types.is_fixed_size_list(field.type)
+    """Return the addresses of a column, as `Mapped` has them."""
+    name, lines, is_fixed = field.name, [], pa.types.is_fixed_size_list(field.type)
     for column in (batch.column(name) for batch in batches):
         values = column.values
         if is_fixed:
-            found.append([rows_of(column).ctypes.data])
+            lines.append([rows_of(column).ctypes.data])
             continue
         edges = column.offsets.to_numpy().ctypes.data
         if name == "segments":
             parts = [values.field(part).to_numpy().ctypes.data for part in PARTS]
-            found.append([edges, *parts, len(values)])
+            lines.append([edges, *parts, len(values)])
         else:
-            found.append([edges, plain_values(values).ctypes.data])
+            lines.append([edges, plain_values(values).ctypes.data])
     count = 2 + len(PARTS) if name == "segments" else 2 - is_fixed
-    lines: Int64 = np.array(found, np.int64).reshape(-1, count)
-    return np.ascontiguousarray(lines.T)
+    addresses: Int64 = np.array(lines, np.int64).reshape(-1, count)
+    return np.ascontiguousarray(addresses.T)
 
 
 def described(rows: Any, path: object, tokens: int) -> str:
-    """Rows of a result, or several, for people: their place, how many there are, and how long."""
+    """Return the `repr` of a result, or several: place, number of rows, and their length."""
     return (
         f"{type(rows).__name__}({path!r}, rows={len(rows)}, max_length={rows.max_length}, "
         f"tokens={tokens})"
@@ -212,38 +197,41 @@ def described(rows: Any, path: object, tokens: int) -> str:
 
 
 def in_parts(columns: Sequence[str]) -> list[str]:
-    """Names of columns, with those of the parts in place of `segments`."""
+    """Return names of columns with the parts of `segments` in its place."""
     return [part for name in columns for part in (PARTS if name == "segments" else [name])]
 
 
 class Stored:
-    """A finished result of any kind. `path` is the directory, `where` its path or its URL, `facts`
-    what its manifest says.
+    """A finished result of any kind.
+
+    path   the local directory
+    where  its path or its URL, for messages
+    facts  its manifest
     """
 
     facts: Result
-    what, again = "rows", PACK_AGAIN  # what shards hold, and what to do about damaged ones
+    what, again = "rows", PACK_AGAIN  # what shards hold, and what to do if one is damaged
 
     def __init__(self, path: Path) -> None:
         self.path, self.where = path, str(path)
 
     def place_of(self, name: str) -> str:
-        """Where a file of the result is, for messages."""
+        """Return the path or URL of a file of the result, for messages."""
         return storage.join(self.where, name)
 
     def replaced(self) -> DataError | None:
-        """The error to raise when another result has taken the place of this one."""
+        """Return the error to raise if another result has taken the place of this one."""
         return replaced(self.where, self.facts)
 
     def check_size(self, shard: Shard) -> None:
-        """Raise DataError when a shard is missing or not as long as the manifest says."""
+        """Raise DataError if a shard is missing or has another size than the manifest says."""
         if problem := problem_of(self.path / shard.file, shard):
             missing = problem == MISSING and self.replaced()
             raise missing or DataError(f"{self.place_of(shard.file)}: {problem}", self.again)
 
     def check_digests(self, stopped: Callable[[], bool]) -> None:
-        """Raise DataError for a shard whose bytes are not those that the manifest knows; end early
-        once `stopped` says so.
+        """Raise DataError for a shard with another digest than the manifest says. Ends early once
+        `stopped` returns True.
         """
         for shard in self.facts.shards:
             _, sha256 = digest(self.path / shard.file, stopped)
@@ -255,9 +243,9 @@ class Stored:
                 )
 
     def stored(self, shard: Shard) -> Iterator[Any]:
-        """The record batches of a shard as they are stored, mapped, each safe to look into.
+        """Return the record batches of a shard as they are stored, mapped and validated.
 
-        Raises DataError when the shard cannot be read or holds another number of rows.
+        Raises DataError if the shard cannot be read or holds another number of rows.
         """
         with self._readable(shard):
             source = self._map(shard)
@@ -266,7 +254,7 @@ class Stored:
     def _batches(self, shard: Shard, source: Any) -> Iterator[Any]:
         count = 0
         with self._readable(shard), source:
-            for batch in stored_batches(source, self._stored_schema(shard)):
+            for batch in _stored_batches(source, self._stored_schema(shard)):
                 count += batch.num_rows
                 if count > shard.rows:
                     break
@@ -290,153 +278,18 @@ class Stored:
             ) from error
 
     def _map(self, shard: Shard) -> Any:
-        """The shard's bytes, mapped. Raises ArrowException or OSError."""
+        """Map a shard's bytes. Raises ArrowException or OSError."""
         return pa.memory_map(str(self.path / shard.file))
 
     def _stored_schema(self, shard: Shard) -> Any:
         raise NotImplementedError
 
 
-class PackedDirectory(Stored):
-    """A finished packed directory.
+def _stored_batches(source: Any, expected: Any) -> Iterator[Any]:
+    """Yield the record batches of an Arrow stream with the schema `expected`.
 
-    Record batches are either as stored, or complete, with all columns of the manifest. Only in a
-    view do they differ; `View` completes them.
-    """
-
-    facts: Manifest
-
-    def __init__(self, path: Path, facts: Manifest) -> None:
-        super().__init__(path)
-        self.facts = facts
-        self.max_length = facts.config.max_length
-        self.segment_multiple = facts.config.segment_multiple
-        self._ends = np.cumsum([shard.rows for shard in facts.shards], dtype=np.int64)
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """manifest.json as it is: plain dicts and lists."""
-        return self.facts.document
-
-    @property
-    def digest(self) -> str:
-        """What tells the result from others, as its manifest says."""
-        return str(self.facts.sha256)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def find(self, row: int) -> tuple[Shard, int]:
-        """The shard that holds a row counted over all shards, and the row's number in it. Raises
-        IndexError.
-        """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        index = int(np.searchsorted(self._ends, row, side="right"))
-        shard = self.facts.shards[index]
-        return shard, row - (int(self._ends[index]) - shard.rows)
-
-    def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
-        """The complete record batches of a shard, an entry of manifest["shards"], mapped. Raises
-        as `stored`.
-        """
-        return self._complete(msgspec.convert(shard, Shard) if isinstance(shard, dict) else shard)
-
-    def _complete(self, shard: Shard) -> Iterator[Any]:
-        return self.stored(shard)
-
-    def __repr__(self) -> str:
-        return described(self, self.where, self.facts.tokens)
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        """A row, copied: its columns as numpy arrays, as docs/format.md has them, and of `segments`
-        a dict of its parts. Negative numbers count from the end.
-
-        Raises IndexError, and as `gather`.
-        """
-        count, plain = len(self), plain_int("row", row)
-        if not -count <= plain < count:
-            raise IndexError(f"row {plain} of {count}")
-        names = self._schema().names
-        found = self.gather(np.array([plain % count]), names)
-        own = {name: values[0] for name, values in found.items()}
-        return {name: own[name] if name in own else {part: own[part] for part in PARTS}
-                for name in names}  # fmt: skip
-
-    def take(
-        self, rows: Iterable[int] | npt.NDArray[np.integer], columns: Sequence[str] | None = None
-    ) -> Any:
-        """Rows 0 <= row < len(self) as one complete record batch, copied, in the order given.
-
-        `columns`: only these of the manifest's. Raises UsageError for what are no whole numbers,
-        IndexError for one that is out of range, and as `gather`.
-        """
-        is_plain = hasattr(rows, "__iter__") and not hasattr(rows, "__array__")
-        numbers = np.asarray([*rows] if is_plain else rows)
-        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            shape = f"shape {numbers.shape}, {numbers.dtype}"
-            raise UsageError(f"rows: {shape}, expected row numbers", "give a list of integers")
-        if len(wrong := numbers[(numbers < 0) | (numbers >= len(self))]):
-            raise IndexError(f"row {wrong[0]} of {len(self)}")
-        kinds = self._schema()
-        if columns is not None:
-            kept = [kinds.field(name) for name in kinds.names if name in columns]
-            kinds = pa.schema(kept, metadata=kinds.metadata)
-        return as_batch(self.gather(numbers.astype(np.int64), kinds.names), kinds)
-
-    def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
-        """Columns of rows 0 <= row < len(self), copied, in the order given: arrays [b, max_length],
-        or `Lists`. In place of `segments` there are its parts, each of which may also be named.
-
-        The shards of these rows stay mapped. Threads may share it. Raises DataError for a shard
-        that is missing or damaged, ValueError for a row that is damaged.
-        """
-        names = in_parts(columns) if "segments" in columns else columns
-        mapped = self._mapped  # the same to the end, whatever other threads map
-        while (absent := mapped.first_absent(rows)) >= 0:
-            mapped = self._mapped = self._with_shard_of(int(rows[absent]), mapped)
-        return self._gathered(mapped, rows, names)
-
-    def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
-        return {name: mapped.gather(rows, name) for name in columns}
-
-    @cached_property
-    def _mapped(self) -> Mapped:
-        """What this process has mapped for `gather`."""
-        return Mapped.of(self._rows_as_stored)
-
-    @property
-    def stored_columns(self) -> list[str]:
-        config = self.facts.config
-        return [*VIEW_COLUMNS] if config.view else [*config.columns]
-
-    def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
-        """`mapped`, with the shard of a row added that it lacks."""
-        shard, within = self.find(row)
-        self.check_size(shard)  # the result may have been opened long ago
-        return mapped.added(row - within, list(self.stored(shard)))
-
-    def _schema(self) -> Any:
-        return schema(self.facts.config, self.facts.pad_token_id, self.facts.tokenizer_sha256)
-
-    @cached_property
-    def _rows_as_stored(self) -> Any:
-        facts = self.facts
-        return stored_schema(facts.config, facts.pad_token_id, facts.tokenizer_sha256)
-
-    def _stored_schema(self, shard: Shard) -> Any:
-        return self._rows_as_stored
-
-    def local_squares(self) -> Path:
-        """A local file with the content of `squared_lengths.npy`."""
-        return self.path / SQUARED_LENGTHS
-
-
-def stored_batches(source: Any, expected: Any) -> Iterator[Any]:
-    """The record batches of an Arrow stream with the schema `expected`.
-
-    Raises ArrowException or OSError for what no shard of ours can hold: a stream may come from
-    anywhere, so nothing is allocated by what it says of itself.
+    Raises ArrowException or OSError for anything that packer does not write: a stream may come from
+    anywhere, so no memory is allocated for the sizes that it claims.
     """
     messages = pa.ipc.MessageReader.open_stream(source)
     try:
@@ -459,7 +312,7 @@ def stored_batches(source: Any, expected: Any) -> Iterator[Any]:
         batch.validate(full=True)
         if not batch.num_rows:
             raise pa.ArrowInvalid("a record batch without rows")
-        if not _lies_in(message.body, batch):
+        if not _is_inside(message.body, batch):
             raise pa.ArrowInvalid("a compressed record batch")
         for field, column in zip(schema, batch.columns, strict=True):
             if _has_nulls(column.values if field.nullable else column):
@@ -467,10 +320,10 @@ def stored_batches(source: Any, expected: Any) -> Iterator[Any]:
         yield batch
 
 
-def _lies_in(body: Any, batch: Any) -> bool:
-    """Whether a batch is mapped: what Arrow has decompressed has memory of its own."""
+def _is_inside(body: Any, batch: Any) -> bool:
+    """Return False if a batch has memory of its own, which Arrow has decompressed into."""
     first, last = body.address, body.address + body.size
-    buffers = (one for column in batch.columns for one in column.buffers() if one)
+    buffers = (buffer for column in batch.columns for buffer in column.buffers() if buffer)
     return all(first <= one.address and one.address + one.size <= last for one in buffers)
 
 
@@ -484,98 +337,322 @@ def _has_nulls(array: Any) -> bool:
     )
 
 
-def rows_of(column: Any) -> npt.NDArray[Any]:
-    """A fixed-size column of a batch as an array [rows, max_length], without a copy; [rows,
-    max_length, K] where each token has K values.
+class PackedDirectory(Stored):
+    """A finished packed directory.
+
+    Record batches are either as stored, or complete, with all columns of the manifest. They differ
+    only in a view, which `opening.View` completes.
     """
-    width, values = column.type.list_size, plain_values(column.values)
-    flat = values[column.offset * width : (column.offset + len(column)) * width]
-    rows: npt.NDArray[Any] = flat.reshape(len(column), width, *values.shape[1:])
-    return rows
 
+    facts: Manifest
 
-def plain_values(values: Any) -> npt.NDArray[Any]:
-    """Values of an Arrow array without nulls, [n], or [n, K] of lists of K, without a copy."""
-    if pa.types.is_fixed_size_list(values.type):
-        return rows_of(values)
-    plain: npt.NDArray[Any] = values.to_numpy()
-    return plain
+    def __init__(self, path: Path, facts: Manifest) -> None:
+        super().__init__(path)
+        self.facts = facts
+        self.max_length = facts.config.max_length
+        self.segment_multiple = facts.config.segment_multiple
+        self._ends = np.cumsum([shard.rows for shard in facts.shards], dtype=np.int64)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """manifest.json as plain dicts and lists."""
+        return self.facts.document
+
+    @property
+    def digest(self) -> str:
+        """Checksum that the manifest has, different for each result."""
+        return str(self.facts.sha256)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __repr__(self) -> str:
+        return described(self, self.where, self.facts.tokens)
+
+    def find(self, row: int) -> tuple[Shard, int]:
+        """Return the shard that holds a row, and the row's number in it. Raises IndexError."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        index = int(np.searchsorted(self._ends, row, side="right"))
+        shard = self.facts.shards[index]
+        return shard, row - (int(self._ends[index]) - shard.rows)
+
+    def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
+        """Return the complete record batches of a shard, an entry of manifest["shards"], mapped.
+
+        Raises as `stored`.
+        """
+        return self._complete(msgspec.convert(shard, Shard) if isinstance(shard, dict) else shard)
+
+    def _complete(self, shard: Shard) -> Iterator[Any]:
+        return self.stored(shard)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """Copy a row: its columns as numpy arrays, as docs/format.md has them, and `segments` as a
+        dict of its parts. Negative numbers count from the end.
+
+        Raises IndexError, and as `gather`.
+        """
+        count, number = len(self), plain_int("row", row)
+        if not -count <= number < count:
+            raise IndexError(f"row {number} of {count}")
+        names = self._schema().names
+        columns = self.gather(np.array([number % count]), names)
+        first = {name: values[0] for name, values in columns.items()}
+        return {
+            name: first[name] if name in first else {part: first[part] for part in PARTS}
+            for name in names
+        }
+
+    def take(
+        self, rows: Iterable[int] | npt.NDArray[np.integer], columns: Sequence[str] | None = None
+    ) -> Any:
+        """Copy rows 0 <= row < len(self) into one complete record batch, in the order given.
+
+        `columns`: only these of the manifest's. Raises UsageError if `rows` are not whole numbers,
+        IndexError if one is out of range, and as `gather`.
+        """
+        is_plain = hasattr(rows, "__iter__") and not hasattr(rows, "__array__")
+        numbers = np.asarray([*rows] if is_plain else rows)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            shape = f"shape {numbers.shape}, {numbers.dtype}"
+            raise UsageError(f"rows: {shape}, expected row numbers", "give a list of integers")
+        if len(wrong := numbers[(numbers < 0) | (numbers >= len(self))]):
+            raise IndexError(f"row {wrong[0]} of {len(self)}")
+        kinds = self._schema()
+        if columns is not None:
+            kept = [kinds.field(name) for name in kinds.names if name in columns]
+            kinds = pa.schema(kept, metadata=kinds.metadata)
+        return as_batch(self.gather(numbers.astype(np.int64), kinds.names), kinds)
+
+    def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Copy columns of rows 0 <= row < len(self), in the order given: arrays [b, max_length], or
+        `Lists`. The parts of `segments` are columns in its place, and may be named alone.
+
+        The shards of these rows stay mapped. Threads may share it. Raises DataError for a shard
+        that is missing or damaged, ValueError for a row that is damaged.
+        """
+        names = in_parts(columns) if "segments" in columns else columns
+        mapped = self._mapped  # the same to the end, whatever other threads map
+        while (absent := mapped.first_absent(rows)) >= 0:
+            mapped = self._mapped = self._with_shard_of(int(rows[absent]), mapped)
+        return self._gathered(mapped, rows, names)
+
+    def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        return {name: mapped.gather(rows, name) for name in columns}
+
+    @cached_property
+    def _mapped(self) -> Mapped:
+        """Shards that this process has mapped for `gather`."""
+        return Mapped.of(self._rows_as_stored)
+
+    @property
+    def stored_columns(self) -> list[str]:
+        """Columns that shards have; a view has few of the manifest's."""
+        config = self.facts.config
+        return [*VIEW_COLUMNS] if config.view else [*config.columns]
+
+    def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
+        """Return `mapped` with the shard of a row, which it lacks."""
+        shard, within = self.find(row)
+        self.check_size(shard)  # the result may have been opened long ago
+        return mapped.added(row - within, list(self.stored(shard)))
+
+    def _schema(self) -> Any:
+        return schema(self.facts.config, self.facts.pad_token_id, self.facts.tokenizer_sha256)
+
+    @cached_property
+    def _rows_as_stored(self) -> Any:
+        facts = self.facts
+        return stored_schema(facts.config, facts.pad_token_id, facts.tokenizer_sha256)
+
+    def _stored_schema(self, shard: Shard) -> Any:
+        return self._rows_as_stored
+
+    def local_squares(self) -> Path:
+        """Return a local path of `squared_lengths.npy`."""
+        return self.path / SQUARED_LENGTHS
 
 
 def as_batch(columns: Mapping[str, Any], kinds: Any) -> Any:
-    """Columns as `PackedDirectory.gather` gives them, as a record batch of the schema `kinds`."""
+    """Make a record batch of the schema `kinds` from columns as `PackedDirectory.gather` returns
+    them.
+    """
 
     def array(name: str) -> Any:
         kind, values = kinds.field(name).type, columns.get(name)
         if not isinstance(values, Lists | None):
             return fixed(kind, values)
         lists = [columns[part] for part in PARTS] if values is None else [values]
-        return ragged(kind, lists[0].ends.astype(np.int32), [one.values for one in lists])
+        return ragged(kind, lists[0].ends.astype(np.int32), [part.values for part in lists])
 
     return pa.RecordBatch.from_arrays([array(name) for name in kinds.names], schema=kinds)
 
 
-def lists_of(batch: Any, name: str) -> tuple[Any, Int64]:
-    """(values, offsets int64[rows + 1] into them) of a list column, the values without a copy."""
-    column = batch.column(name)
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    return plain_values(column.values)[offsets[0] : offsets[-1]], offsets - offsets[0]
+class CopiedDirectory(PackedDirectory):
+    """A packed directory at a URL. Files are copied into a folder below `cache` when they are first
+    read, and compared with their digests. Nothing there is ever removed.
 
-
-def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:
-    """Where segments lie in a batch: (begin int64[s], length int64[s], offsets int64[rows + 1]).
-
-    Segment k, offsets[r] <= k < offsets[r + 1], is in the places begin[k] .. begin[k] + length[k]
-    of row r. With a segment multiple these are not its boundaries in cu_seqlens, which leave the
-    padding between segments out.
+    Raises UsageError for a view.
     """
-    name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
-    places, edges = lists_of(batch, name)
-    boundaries, _ = lists_of(batch, "cu_seqlens")
-    last = edges[1:] - 1
-    begin = np.delete(places, last)
-    length = np.delete(np.diff(boundaries), last[:-1])
-    return begin.astype(np.int64), length.astype(np.int64), edges - np.arange(len(edges))
+
+    def __init__(self, url: str, facts: Manifest, cache: str | os.PathLike[str] | None) -> None:
+        if facts.config.view:
+            raise UsageError(
+                f"{url}: a view, which is only read from a local directory",
+                "copy it and its tokenized directories to local paths; or pack without --view",
+            )
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        place = os.path.join(home, "packer") if cache is None else storage.local(cache, CACHE)
+        super().__init__(Path(place).expanduser().absolute() / str(facts.sha256), facts)
+        self.where = url
+
+    def check_size(self, shard: Shard) -> None:
+        """Do nothing: copies are compared with the manifest when they are made."""
+
+    def _map(self, shard: Shard) -> Any:
+        self._copy(shard.file, shard.sha256, shard.bytes)
+        return super()._map(shard)
+
+    def local_squares(self) -> Path:
+        size = HEADER_BYTES + 8 * len(self)
+        self._copy(SQUARED_LENGTHS, self.facts.side_files[SQUARED_LENGTHS], size)
+        return super().local_squares()
+
+    def _copy(self, name: str, sha256: str, size: int) -> None:
+        """Copy a file, unless it is there. Other processes wait for the one that does: it holds a
+        lock on the copy until that has its name. Raises DataError if the object has changed.
+        """
+        path, part = self.path / name, self.path / f"{name}.part"
+
+        def is_here() -> bool:
+            return path.exists() and path.stat().st_size == size
+
+        if is_here():
+            return
+        with os_errors(path, "write"):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(part, "ab", opener=no_link) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    if is_here():
+                        return
+                    storage.download(self.place_of(name), part)
+                    if (copied := digest(part)[1]) != sha256:
+                        raise DataError(
+                            f"{self.place_of(name)}: its sha256 is {copied}, the manifest says "
+                            f"{sha256}",
+                            _UPLOAD_AGAIN,
+                        )
+                    os.replace(part, path)
+                except DataError as error:
+                    raise self.replaced() or error from error
+                finally:  # a copy of this process (fork) would go on holding it
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def places_in(batch: Any, max_length: int) -> tuple[Int64, Int64, Int64]:
-    """As `segments_of`, but `begin` counts over all rows of the batch."""
-    begin, length, first = segments_of(batch)
-    rows = np.repeat(np.arange(batch.num_rows), np.diff(first))
-    return begin + rows * max_length, length, first
+class Joined:
+    """Several results as one, whose rows follow one another.
 
+    firsts  int64[results + 1], the first row of each, and how many rows there are
 
-def measured_in(batch: Any, columns: Iterable[ValueColumn]) -> dict[str, Measured]:
-    """Return what a shard says of the columns of values of a valid batch of rows or documents."""
-    found = dict[str, Measured]()
-    for one in columns:
-        values, where = values_in(batch, one), tuple[Int64, ...]()
-        if "cu_seqlens" in batch.schema.names and not one.is_of_segments:
-            where = places_in(batch, values.shape[1])[:2]
-            values = values.reshape(-1, *values.shape[2:])
-        found[one.name] = measured(one, values, *where)
-    return found
-
-
-def values_in(batch: Any, column: ValueColumn) -> npt.NDArray[Any]:
-    """Return a column of values as it is stored.
-
-    Of rows: [rows, max_length], or [segments] if records have the values. Of documents: [T], or
-    [n]. With K values each has another dimension.
+    Raises DataError, naming both, for results whose rows do not go into one batch.
     """
-    stored = batch.column(column.name)
-    is_list = pa.types.is_list(stored.type)
-    return lists_of(batch, column.name)[0] if is_list else plain_values(stored)
+
+    def __init__(self, parts: Sequence[PackedDirectory]) -> None:
+        self.parts = list(parts)
+        self.firsts = offsets_of([*map(len, parts)])
+        first = parts[0]
+        for other in parts[1:]:
+            known = _common_properties(other)
+            for name, value in _common_properties(first).items():
+                if value != known.get(name, value):
+                    raise DataError(
+                        f"{first.path} and {other.path} do not go together: {name} is {value} in "
+                        f"the first and {known[name]} in the second",
+                        WITH_THE_SAME,
+                    )
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def places(self, rows: Int64) -> tuple[Int64, Int64]:
+        """Return (number in its result, which result) of rows."""
+        which = np.searchsorted(self.firsts, rows, side="right") - 1
+        return rows - self.firsts[which], which
+
+    def take(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Copy columns that all results have of rows 0 <= row < len(self), in the order given, as
+        `PackedDirectory.gather` does.
+
+        Raises DataError for a damaged result.
+        """
+        numbers, which = self.places(rows)
+        chosen = np.unique(which).tolist() or [0]
+        places = [np.flatnonzero(which == result) for result in chosen]
+        parts = list[dict[str, Any]]()
+        for result, here in zip(chosen, places, strict=True):
+            try:
+                parts.append(self.parts[result].gather(numbers[here], columns))
+            except ValueError as error:  # changed while it was mapped
+                where = self.parts[result].where
+                raise DataError(f"{where}: {error}", PACK_AGAIN) from error
+        if len(parts) == 1:
+            return parts[0]
+        order = np.argsort(np.concatenate(places))
+        return {name: _merged([part[name] for part in parts], order) for name in parts[0]}
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of rows and their order, the same for copies of the results."""
+        prints = []
+        for facts in (part.facts for part in self.parts):
+            digests = [shard.sha256 for shard in facts.shards]
+            if facts.config.view:  # whose shards hold no tokens
+                digests += [one.sha256 for one in facts.inputs]
+            prints.append(hashlib.sha256("".join(digests).encode()).hexdigest())
+        return (
+            prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()
+        )
+
+    @property
+    def squared_lengths(self) -> Int64:
+        """Sum of squared segment lengths of every row, int64[rows]."""
+        sums = [squared_lengths(part) for part in self.parts]
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)  # one is mapped
+
+
+def _merged(columns: Sequence[Any], order: Int64) -> Any:
+    """Return row order[0], order[1], ... of columns of all parts."""
+    if isinstance(columns[0], Lists):
+        return Lists.joined(columns, order)
+    return np.concatenate(columns)[order]
+
+
+def _common_properties(packed: PackedDirectory) -> dict[str, object]:
+    """Return what rows of one batch must have in common, by the words for it."""
+    facts, tokenizer = packed.facts, packed.facts.tokenizer
+    columns = sorted(map(str, facts.config.value_columns.values()))
+    return {
+        "max_length": packed.max_length,
+        "the segment multiple": packed.segment_multiple,
+        "columns of values": ", ".join(columns) or "none",
+        "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
+    }
+
+
+# --- side files
 
 
 def squared_lengths(packed: PackedDirectory) -> Int64:
-    """int64[rows]: the sum of squared segment lengths of every row, which is what attention costs
-    in it, in the order of the shards. They are in `squared_lengths.npy`, of numpy's format 1.0: a
-    header of 128 bytes, then 8 bytes for each row, little-endian.
+    """Map the sum of squared segment lengths of every row, int64[rows], in the order of the shards:
+    the cost of attention. The array is read-only.
 
-    Mapped, and read-only. Raises DataError for a side file that is not the manifest's, and when
-    another result has taken the place of this one: the file has the same name in all of them, so
-    its digest is compared.
+    `squared_lengths.npy` has numpy's format 1.0: a header of 128 bytes, then 8 bytes for each row,
+    little-endian. It has the same name in all results, so its digest is compared.
+
+    Raises DataError if the file is not the manifest's, and if another result has taken the place of
+    this one.
     """
     path: Path | str = packed.place_of(SQUARED_LENGTHS)
     try:
@@ -586,12 +663,12 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
         expected = HEADER_BYTES + 8 * packed.facts.rows
         if len(content) != expected or content[:HEADER_BYTES] != squares_header(packed.facts.rows):
             raise DataError(
-                f"{os.fspath(path)}: is no array of numpy's format 1.0, <i8[{packed.facts.rows}] "
-                f"in {expected} bytes: it has {len(content)}",
+                f"{os.fspath(path)}: is not an array of numpy's format 1.0, "
+                f"<i8[{packed.facts.rows}] in {expected} bytes: it has {len(content)}",
                 PACK_AGAIN,
             )
         sha256 = hashlib.sha256(content).hexdigest()
-        compare_digest(path, sha256, packed.facts, SQUARED_LENGTHS)
+        _compare_digest(path, sha256, packed.facts, SQUARED_LENGTHS)
     except OSError as error:
         raise packed.replaced() or from_os_error(error, path, "read") from error
     except DataError as error:
@@ -601,17 +678,16 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
 
 
 def check_side_file(place: str | os.PathLike[str], facts: Result, name: str) -> None:
-    """DataError where the side file `name`, which lies at `place`, is not the manifest's."""
+    """Raise DataError if the side file `name`, which lies at `place`, is not the manifest's."""
     listed = facts.side_file_bytes.get(name)
     size, sha256 = digest(place, listed=listed)
     if listed not in (None, size):
-        what = f"{os.fspath(place)}: has {size} bytes, the manifest says {listed}"
-        raise DataError(what, PACK_AGAIN)
-    compare_digest(place, sha256, facts, name)
+        problem = f"{os.fspath(place)}: has {size} bytes, the manifest says {listed}"
+        raise DataError(problem, PACK_AGAIN)
+    _compare_digest(place, sha256, facts, name)
 
 
-def compare_digest(place: str | os.PathLike[str], sha256: str, facts: Result, name: str) -> None:
-    """DataError where the side file `name`, which lies at `place`, is not the manifest's."""
+def _compare_digest(place: str | os.PathLike[str], sha256: str, facts: Result, name: str) -> None:
     if sha256 != (listed := facts.side_files.get(name)):
         raise DataError(
             f"{os.fspath(place)}: its sha256 is {sha256}, the manifest says {listed}", PACK_AGAIN
@@ -619,7 +695,7 @@ def compare_digest(place: str | os.PathLike[str], sha256: str, facts: Result, na
 
 
 def squares_header(rows: int) -> bytes:
-    """How a file of squared lengths of so many rows begins: as numpy itself writes it."""
+    """Return the first bytes of a file of this many squared lengths, as numpy writes them."""
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({rows},), }}"
     size = HEADER_BYTES - len(_MAGIC) - 2
     return _MAGIC + size.to_bytes(2, "little") + text.ljust(size - 1).encode() + b"\n"

@@ -33,17 +33,11 @@ from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.labels import labels_of, trained_tokens
 from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.columns import as_numbers, lists_of, rows_of, segments_of, values_in
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import (
-    PackedDirectory,
-    lists_of,
-    rows_of,
-    segments_of,
-    values_in,
-)
+from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shard_writer import content_hashes
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
-from packer_cli.result.values import as_numbers
 
 _Flags = npt.NDArray[np.bool_]
 

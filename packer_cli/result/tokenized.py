@@ -27,11 +27,10 @@ from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, offsets_of
+from packer_cli.result.columns import INDEX_SCHEMA, default_of, documents_schema, plain_values
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
-from packer_cli.result.reader import Stored, plain_values
-from packer_cli.result.shard_writer import INDEX_SCHEMA, documents_schema
-from packer_cli.result.values import default_of
+from packer_cli.result.reader import Stored
 
 Bool = npt.NDArray[np.bool_]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio

@@ -49,15 +49,10 @@ from packer_cli.records import (
     WorkUnit,
     record_position,
 )
+from packer_cli.result.columns import documents_schema, stored_schema
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_content
-from packer_cli.result.shard_writer import (
-    DocumentWriter,
-    LazyFile,
-    ShardWriter,
-    documents_schema,
-    stored_schema,
-)
+from packer_cli.result.shard_writer import DocumentWriter, LazyFile, ShardWriter
 from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
 from packer_cli.run.identity import Run
 from packer_cli.run.source import Source

@@ -24,16 +24,16 @@ from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.opening import (
+from packer_cli.result.opening import Paths, View, open_packed, tokens_of_each
+from packer_cli.result.reader import (
     CACHE,
+    PACK_AGAIN,
     WITH_THE_SAME,
     Joined,
-    Paths,
-    View,
-    open_packed,
-    tokens_of_each,
+    Lists,
+    PackedDirectory,
+    described,
 )
-from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory, described
 
 SOURCE = "source"
 RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE)
@@ -164,7 +164,7 @@ class PackedDataset:
 
         Raises IndexError.
         """
-        (number,), (result,) = self._places([row])
+        (number,), (result,) = self._results.places(self._numbers([row]))
         return self.paths[result], int(number)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
@@ -172,34 +172,10 @@ class PackedDataset:
 
     def __getitems__(self, rows: Sequence[int]) -> RowBatch:
         """Copy rows into one tensor for each column."""
-        numbers, results = self._places(rows)
-        chosen = np.unique(results).tolist() or [0]
-        places = [np.flatnonzero(results == result) for result in chosen]
-        pairs = zip(chosen, places, strict=True)
-        batches = [self._gathered(result, numbers[of_result]) for result, of_result in pairs]
-        return RowBatch.joined(batches, places)
-
-    def _places(self, rows: Sequence[int]) -> tuple[Int64, Int64]:
-        """Return (numbers in their results, which results) of rows. Raises IndexError."""
-        count = len(self)
-
-        def number(row: int) -> int:
-            if not -count <= (plain := as_index(row)) < count:
-                raise IndexError(f"row {plain} of {count}")
-            return plain % count
-
-        return self._results.places(np.fromiter(map(number, rows), np.int64, len(rows)))
-
-    def _gathered(self, result: int, rows: Int64) -> RowBatch:
-        """Gather rows of one of the results. Raises DataError if it is damaged."""
-        packed, path = self._results.parts[result], self.paths[result]
+        numbers = self._numbers(rows)
         names = ["file" if name == SOURCE else name for name in self.columns]
-        try:
-            values = packed.gather(rows, names)
-        except ValueError as error:  # changed while it was mapped
-            raise DataError(f"{path}: {error}", PACK_AGAIN) from error
-        kinds = {}
-        for name, column in packed.facts.config.value_columns.items():
+        values, kinds = self._results.take(numbers, names), dict[str, Any]()
+        for name, column in self._results.parts[0].facts.config.value_columns.items():
             if name in values:
                 kinds[name] = getattr(torch, "int32" if column.type == "uint16" else column.type)
                 values[name] = _signed(values[name], widen=column.type == "uint16")
@@ -207,19 +183,33 @@ class PackedDataset:
         fixed = {name: torch.from_numpy(values[name]) for name in names if name not in ragged}
         if "file" in ragged:
             inputs = ragged.pop("file")
-            ragged[SOURCE] = Lists(self._source_of_input[result][inputs.values], inputs.ends)
+            results = np.repeat(self._results.places(numbers)[1], np.diff(inputs.ends))
+            sources = self._source_of_input[results, inputs.values]
+            ragged[SOURCE] = Lists(sources, inputs.ends)
         return RowBatch(fixed, ragged, kinds)
 
+    def _numbers(self, rows: Sequence[int]) -> Int64:
+        """Return the numbers of rows, counted from the first. Raises IndexError."""
+        count = len(self)
+
+        def number(row: int) -> int:
+            if not -count <= (plain := as_index(row)) < count:
+                raise IndexError(f"row {plain} of {count}")
+            return plain % count
+
+        return np.fromiter(map(number, rows), np.int64, len(rows))
+
     @cached_property
-    def _source_of_input(self) -> list[Int32]:
-        """The index of each input's source, int32[inputs] of each result."""
-        of_results = []
-        for packed in self._results.parts:
-            numbers = np.full(len(packed.facts.inputs), -1, np.int32)
+    def _source_of_input(self) -> Int32:
+        """Index of each input's source, int32[results, inputs], -1 if it has none."""
+        results = self._results.parts
+        numbers = np.full(
+            (len(results), max(len(one.facts.inputs) for one in results)), -1, np.int32
+        )
+        for number, packed in enumerate(results):
             for source in packed.facts.sources:
-                numbers[slice(*source.inputs)] = self.sources.index(source.name)
-            of_results.append(numbers)
-        return of_results
+                numbers[number, slice(*source.inputs)] = self.sources.index(source.name)
+        return numbers
 
 
 def _signed(stored: Any, *, widen: bool) -> Any:
@@ -291,24 +281,6 @@ class RowBatch:
     columns: dict[str, Any]
     ragged: dict[str, Lists]
     kinds: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def joined(cls, batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowBatch:
-        """Merge batches with the same columns; row i of batch k goes to place `places[k][i]`."""
-        if len(batches) == 1:  # it has all places, in order
-            return batches[0]
-        order = np.argsort(np.concatenate(places))
-        columns = {}
-        for name, values in batches[0].columns.items():
-            together = np.empty((len(order), *values.shape[1:]), values.numpy().dtype)
-            for batch, rows in zip(batches, places, strict=True):
-                together[rows] = batch.columns[name].numpy()  # a quarter of the time of torch's
-            columns[name] = torch.from_numpy(together)
-        ragged = {
-            name: Lists.joined([batch.ragged[name] for batch in batches], order)
-            for name in batches[0].ragged
-        }
-        return cls(columns, ragged, batches[0].kinds)
 
     def __len__(self) -> int:
         return len(next(iter((self.columns or self.ragged).values())))

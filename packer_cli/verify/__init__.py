@@ -30,6 +30,7 @@ from packer_cli.options.run_options import EncodingOptions
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.progress import Progress
 from packer_cli.records import IGNORED, Int64, Notify
+from packer_cli.result.columns import measured_in, rows_of, segments_of
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import (
     INCOMPLETE,
@@ -53,7 +54,7 @@ from packer_cli.result.manifest import (
     replaced,
 )
 from packer_cli.result.opening import Paths, opened
-from packer_cli.result.reader import PackedDirectory, Stored, measured_in, rows_of, segments_of
+from packer_cli.result.reader import PackedDirectory, Stored
 from packer_cli.result.rules import (
     Broken,
     RowLimits,

@@ -265,7 +265,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("packed", {"columns": ["source"]}, "'source': .*packed has no record of the sources"),
     (["recipe", "few"], {"columns": ["attention_mask"]}, "columns: 'attention_mask' is not one of"),
     ("text", {"tokenizer_sha256": "0" * 64}, "its tokenizer is bytes, sha256 .*; tokenizer_sha256"),
-    ("packed", {"tokens": "tokens"}, "packed is no view"),
+    ("packed", {"tokens": "tokens"}, "packed is not a view"),
     ("packed", {"cache": "s3://b/c"}, "s3://b/c: a URL, and cache= names a local directory"),
     (["packed", "long"], {}, "max_length is 64 in the first and 128 in the second"),
     (["packed", "multiple"], {}, "the segment multiple is 1 in the first and 8 in the second"),

@@ -13,7 +13,7 @@ from support import heavy, packer
 from tokenizing import tokenize
 
 from packer_cli import open_packed
-from packer_cli.result.reader import segments_of
+from packer_cli.result.columns import segments_of
 from packer_cli.result.rules import segments_in
 
 pytestmark = pytest.mark.usefixtures("folder")

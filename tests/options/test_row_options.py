@@ -16,7 +16,7 @@ from packer_cli import open_packed
 from packer_cli.options.options import COLUMNS, NAMES, PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.packing.figures import AttentionCost
-from packer_cli.result.reader import rows_of, segments_of
+from packer_cli.result.columns import rows_of, segments_of
 from packer_cli.run import pipeline
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -12,7 +12,8 @@ from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from showing import IN_ORDER, TEXTS
 from support import assert_error, jsonl, pack, packer
 
-from packer_cli.result.opening import Joined, open_packed
+from packer_cli.result.opening import open_packed
+from packer_cli.result.reader import Joined
 from packer_cli.steps import Order, Schedule, Steps, StepSizes, row_costs
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -32,7 +32,13 @@ from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result.layout import SQUARED_LENGTHS, digest
 from packer_cli.result.manifest import load
-from packer_cli.result.reader import PackedDirectory, squared_lengths, squares_header
+from packer_cli.result.reader import (
+    Joined,
+    PackedDirectory,
+    as_batch,
+    squared_lengths,
+    squares_header,
+)
 
 FORMS: dict[str, list[object]] = {
     "plain": ["-l", 64],
@@ -62,6 +68,14 @@ def results(
     return [open_packed(folder / "out"), remote, *views]
 
 
+def other_length(packed: PackedDirectory) -> Path:
+    """A result of longer rows beside this one."""
+    output = packed.path.parent / "longer"
+    arguments = "pack", packed.path.parent / "tokens", "-l", 128, "-q", "--overwrite"
+    assert packer(*arguments, "-o", output).exit_code == 0
+    return output
+
+
 def all_rows(packed: PackedDirectory) -> Any:
     batches = [batch for shard in packed.facts.shards for batch in packed.batches(shard)]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
@@ -80,6 +94,17 @@ def test_rows_in_any_order(results: list[PackedDirectory], data: st.DataObject) 
         taken.validate(full=True)
         assert taken.equals(wanted)
         assert taken.schema.metadata == expected.schema.metadata
+
+
+def test_rows_of_joined_results_in_any_order(results: list[PackedDirectory]) -> None:
+    joined, one = Joined(results), len(results[0])
+    assert len(joined) == one * len(results)
+    order = np.random.default_rng(1).permutation(len(joined))[:99]
+    names = results[0].take([0]).schema.names
+    found = as_batch(joined.take(order, names), results[0].take([0]).schema)
+    assert found == results[0].take(order % one)  # all of them have the same rows
+    with pytest.raises(DataError, match="do not go together: max_length is"):
+        Joined([results[0], open_packed(other_length(results[0]))])
 
 
 @pytest.mark.parametrize(
@@ -191,7 +216,7 @@ def test_a_file_of_another_size_or_type_is_an_error(folder: Path, changed: Any) 
     path = with_side_file(changed(sums))
     with pytest.raises(DataError) as error:
         squared_lengths(open_packed("out"))
-    expected = f"{path}: is no array of numpy's format 1.0, <i8[{len(sums)}] in "
+    expected = f"{path}: is not an array of numpy's format 1.0, <i8[{len(sums)}] in "
     assert error.value.message.startswith(expected)
     assert "pack the data again" in error.value.tip
 

@@ -217,8 +217,8 @@ class TestTokensThatMoved:
 
     def test_a_packed_directory_needs_none(self, view: Path) -> None:
         pack("a", "-l", 64)
-        assert_error(packer("show", "packed", "--tokens", "a"), 2, "--tokens: packed is no view")
-        with pytest.raises(UsageError, match="is no view"):
+        assert_error(packer("show", "packed", "--tokens", "a"), 2, "--tokens: packed is not a view")
+        with pytest.raises(UsageError, match="is not a view"):
             open_packed("packed", tokens="a")
         result = packer("export", "packed", "--to", "packed", "-o", "out", "-q")
         assert_error(result, 2, "packed: is packed, and no view")

@@ -21,7 +21,7 @@ from support import assert_error, check_directory, packer, succeeds
 
 from packer_cli import open_packed
 from packer_cli.options.value_columns import value_columns_of
-from packer_cli.result.values import stored
+from packer_cli.result.columns import stored
 
 pytestmark = pytest.mark.usefixtures("folder")
 

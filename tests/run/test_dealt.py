@@ -31,7 +31,7 @@ from packer_cli.mixing.units import plan_units
 from packer_cli.options.documents import MIB
 from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.reader import segments_of
+from packer_cli.result.columns import segments_of
 from packer_cli.result.rules import segments_in
 
 CORPORA = {"a": 2400, "b": 2800, "c": 230}  # documents

@@ -15,7 +15,7 @@ from tiny_tokenizers import BOS, BOS_ID, EOS, EOS_ID
 
 from packer_cli import open_packed
 from packer_cli.errors import UsageError
-from packer_cli.result.reader import rows_of
+from packer_cli.result.columns import rows_of
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.tokenizer import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 
