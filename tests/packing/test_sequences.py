@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer_cli import PackedRows, pack_sequences
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.options.options import NAMES
 
 FOUR = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
@@ -53,11 +53,8 @@ def test_next_fit_gives_exactly_the_documented_rows() -> None:
 def test_any_kind_of_integer_sequence(sequences: Any) -> None:
     expected = pack_sequences(FOUR, 8)
     assert lists(pack_sequences(sequences, 8), "input_ids") == lists(expected, "input_ids")
-
-
-def test_a_matrix_is_a_list_of_its_rows() -> None:
-    rows = pack_sequences(np.arange(6).reshape(3, 2), 4, strategy="next-fit")
-    assert lists(rows, "input_ids") == [[0, 1, 2, 3], [4, 5, 0, 0]]
+    matrix = pack_sequences(np.arange(6).reshape(3, 2), 4, strategy="next-fit")
+    assert lists(matrix, "input_ids") == [[0, 1, 2, 3], [4, 5, 0, 0]]  # a list of its rows
 
 
 @pytest.mark.parametrize("sequences", [[], [[]], [[], np.empty(0)], np.empty((0, 3), int)])
@@ -69,80 +66,37 @@ def test_nothing_to_pack_gives_no_rows(sequences: Any) -> None:
     assert rows.spans == [None] * len(sequences)
 
 
-@pytest.mark.parametrize(
-    ("own", "labels"),
-    [
-        (None, [X, 2, 9, X, 9, X, X, 9]),
-        ([[1, X], [3, 9], [9], [], [4]], [X, X, 9, X, 9, X, X, 9]),
-    ],
-)
-def test_an_end_that_is_trained_on_once(own: Any, labels: list[int]) -> None:
-    ids = [1, 2, 9, 3, 9, 9, 4, 9]
-    sequences = [[1, 2], [3, 9], [9], [], [4]]
-    rows = pack_sequences(sequences, 12, strategy="nf", eos_token_id=9, labels=own)
-    assert lists(rows, "input_ids") == [ids + [0] * (12 - len(ids))]
-    assert lists(rows, "labels") == [labels + [X] * (12 - len(ids))]
-
-
-@pytest.mark.parametrize(
-    ("overlong", "ids", "spans"),
-    [
-        ("split", [[1, 2, 3], [4, 5, 6], [7, 8, 0]], [(0, 0, 3), (2, 1, 2)]),
-        ("truncate", [[1, 2, 3], [8, 0, 0]], [(0, 0, 3), (1, 0, 1)]),
-        ("drop", [[8, 0, 0]], [None, (0, 0, 1)]),
-    ],
-)
-def test_overlong_sequences(overlong: str, ids: list[list[int]], spans: list[Any]) -> None:
-    sequences = [[1, 2, 3, 4, 5, 6, 7], [8]]
-    rows = pack_sequences(sequences, 3, strategy="nf", overlong=overlong, return_spans=True)
-    assert lists(rows, "input_ids") == ids
-    assert rows.spans == spans
-    loss = {"split": 0, "truncate": 4, "drop": 7}[overlong]
-    assert rows.plan.loss.truncated_tokens + rows.plan.loss.dropped_tokens == loss
-    first = [(0, 0, 3), (1, 0, 3), (2, 0, 1)][: {"split": 3, "truncate": 1, "drop": 0}[overlong]]
-    assert rows.all_spans() == [first, [spans[1]]]
-
-
 HIGHEST = (1 << 31) - 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"sequences": [[1], [2, -1]]}, f"sequence 1: -1 is not in 0..{HIGHEST}"),
-        (
-            {"sequences": [[1], [1 << 63]]},
-            f"sequence 1: 9223372036854775808 is not in 0..{HIGHEST}",
-        ),
-        ({"sequences": [[1], [0.5]]}, r"sequence 1: .* got shape \(1,\), float64"),
-        ({"sequences": [[1], [2, [3]]]}, "sequence 1: not a flat sequence of integers"),
-        ({"sequences": [[1], [None]]}, "sequence 1: expected a flat sequence of integers"),
-        ({"sequences": [[1], [1] * 9]}, "document 1 has 9 tokens, max_length is 8"),
-        ({"labels": [[1]]}, "labels: 1 given for 4 sequences"),
-        ({"labels": [[1, 2, 3], [4], *FOUR[2:]]}, "labels 1: has 1 values, the sequence 2 tokens"),
-        ({"labels": [FOUR[0], [4, -1], *FOUR[2:]]}, f"labels 1: -1 is not in 0..{HIGHEST}"),
-    ],
-)
-def test_bad_data_is_named_by_its_sequence(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        pack_sequences(**({"sequences": FOUR, "max_length": 8} | arguments))
+NOT_IN_RANGE = f"is not in 0..{HIGHEST}"
+ERRORS: list[tuple[type[PackerError], dict[str, Any], str]] = [
+    (DataError, {"sequences": [[1], [2, -1]]}, f"sequence 1: -1 {NOT_IN_RANGE}"),
+    (DataError, {"sequences": [[1], [1 << 63]]}, f"sequence 1: 9223372036854775808 {NOT_IN_RANGE}"),
+    (DataError, {"sequences": [[1], [0.5]]}, r"sequence 1: .* got shape \(1,\), float64"),
+    (DataError, {"sequences": [[1], [2, [3]]]}, "sequence 1: not a flat sequence of integers"),
+    (DataError, {"sequences": [[1], [None]]}, "sequence 1: expected a flat sequence of integers"),
+    (DataError, {"sequences": [[1], [1] * 9]}, "document 1 has 9 tokens, max_length is 8"),
+    (DataError, {"labels": [[1]]}, "labels: 1 given for 4 sequences"),
+    (DataError, {"labels": [[1, 2, 3], [4], *FOUR[2:]]},
+     "labels 1: has 1 values, the sequence 2 tokens"),
+    (DataError, {"labels": [FOUR[0], [4, -1], *FOUR[2:]]}, f"labels 1: -1 {NOT_IN_RANGE}"),
+    (UsageError, {"eos_token_id": -1}, "the eos id -1 is not in 0"),
+    (UsageError, {"eos_token_id": 1 << 31}, "the eos id 2147483648 is not in 0"),
+    (UsageError, {"pad_token_id": -1}, "the pad id -1 is not in 0"),
+    (UsageError, {"pad_token_id": "1"}, "pad_token_id: '1' is not a whole number"),
+    (UsageError, {"eos_token_id": 1.0}, "eos_token_id: 1.0 is not a whole number"),
+    (UsageError, {"labels": 5}, "expected a list of labels, got int"),
+    (UsageError, {"sequences": None}, "expected a list of sequences, got NoneType"),
+    (UsageError, {"sequences": "abc"}, "expected a list of sequences, got str"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"eos_token_id": -1}, "the eos id -1 is not in 0"),
-        ({"eos_token_id": 1 << 31}, "the eos id 2147483648 is not in 0"),
-        ({"pad_token_id": -1}, "the pad id -1 is not in 0"),
-        ({"pad_token_id": "1"}, "pad_token_id: '1' is not a whole number"),
-        ({"eos_token_id": 1.0}, "eos_token_id: 1.0 is not a whole number"),
-        ({"labels": 5}, "expected a list of labels, got int"),
-        ({"sequences": None}, "expected a list of sequences, got NoneType"),
-        ({"sequences": "abc"}, "expected a list of sequences, got str"),
-    ],
-)
-def test_bad_options_are_usage_errors(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+@pytest.mark.parametrize(("kind", "arguments", "message"), ERRORS)
+def test_errors_name_the_sequence_or_the_option(
+    kind: type[PackerError], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
         pack_sequences(**({"sequences": FOUR, "max_length": 8} | arguments))
 
 
@@ -188,8 +142,13 @@ def _expected(call: dict[str, Any]) -> list[list[tuple[int, int]]]:
 
 @given(call=calls())
 def test_every_strategy_and_option_against_a_slow_reading(call: dict[str, Any]) -> None:
-    """Take every sequence out of the rows again; nothing but padding may remain."""
+    """Take every sequence out of the rows again; nothing but padding may remain. An end that a
+    sequence has already is not appended again, and everything left out is counted.
+    """
     rows = pack_sequences(**call, return_spans=True)
+    kept, loss = sum(map(len, _expected(call))), rows.plan.loss
+    whole = sum(map(len, _expected(call | {"overlong": "split"})))
+    assert loss.truncated_tokens + loss.dropped_tokens == whole - kept
     ids, labels = lists(rows, "input_ids"), lists(rows, "labels")
     masks, positions = lists(rows, "attention_mask"), lists(rows, "position_ids")
     places = rows.all_spans()
