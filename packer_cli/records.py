@@ -1,10 +1,10 @@
-"""What flows through a run, one frozen dataclass each.
+"""The data that flows through a run, one frozen dataclass each.
 
-InputFile --Slice/WorkUnit--> Records --encode--> Documents --fit--> Pieces --cut--> Documents
-    The documents of a window, each of which fits into a row, are what planned rows are filled from.
+    InputFile --Slice/WorkUnit--> Records --encode--> Documents --fit--> Pieces --cut--> Documents
 
-A value that a record brings along is a column of its Documents, and no step between the reader
-that finds it and the writer that stores it knows of it.
+The last documents each fit into a row: planned rows are filled from those of a window. A value that
+a record carries is a column of its Documents; no step between the reader that finds it and the
+writer that stores it depends on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
 MOST_TURNS = 1 << 16  # of a record, with --turns each
-Notify = Callable[[str], None]  # hears what a user should know of
+Notify = Callable[[str], None]  # gets messages for the user
 IGNORED = -100  # the label of a token that is not trained on
 
 
@@ -41,39 +41,41 @@ def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
 
 
 def offsets_of(lengths: Any) -> Int64:
-    """int64[n + 1], where n lists of these lengths begin and end, one after another."""
+    """Return where n lists of these lengths begin and end if they lie end to end, int64[n + 1]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def turn_position(record: Any, turn: Any) -> Any:
-    """The position of a document that is a turn of a record, with --turns each: `turn` counts the
-    assistant's from 0. Of numbers, or of int64[n].
+    """Return the position of a document that is one turn of a record, with --turns each.
+
+    `record` is the position of the record, `turn` counts the assistant's turns from 0: numbers, or
+    int64[n].
     """
     return record * MOST_TURNS + turn
 
 
 def record_position(position: Any, turns: str) -> Any:
-    """The position of the record that a document comes from; of numbers, or of int64[n]. `turns`:
-    as the option of that name says.
+    """Return the position of the record that a document comes from: a number, or int64[n].
+
+    `turns`: value of the option --turns.
     """
     return position // MOST_TURNS if turns == "each" else position
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input. `path` is as given by the user ("-" for stdin), a URL without what opens it (see
-    `storage.public`); `size` as stored.
+    """One input.
 
-    `version`: the modification time in ns; at a URL, a number made of the version that its store
-    names; for one with an index beside it, a number made of the sizes and versions of all; for a
-    tokenized directory, one made of its manifest. An input has changed if its size or version has.
-
-    `found`: at a URL, it and each file beside it, as they were then, so that no other version is
-    read; empty for a local file.
-
-    `shape`: which of the run's shapes its records have, where there are several (`Shape.members`).
+    path     as the user names it, "-" for stdin; a URL has no password or query (`storage.public`)
+    size     in bytes, as stored
+    version  the modification time in ns; at a URL, a hash of the store's version; with an index
+             beside the file, a hash of the sizes and versions of both; for a tokenized directory, a
+             hash of its manifest. An input has changed if its size or version has.
+    shape    name of its shape if the run has several (`Shape.members`)
+    found    state of a URL, and of each file beside it, so that no other version is read; empty for
+             a local file
     """
 
     index: int
@@ -89,30 +91,30 @@ class InputFile:
         return self.__dict__, typed(self.path)
 
     def __setstate__(self, state: tuple[dict[str, Any], str]) -> None:
-        """In another process, too, a URL is opened as it was given."""
+        """Remember in another process, too, with what password and query a URL is opened."""
         self.__dict__.update(state[0])
         public(state[1])
 
     def status(self, path: str | None = None) -> Stat | None:
-        """It, or a file beside it, as it was found at a URL; None for a local one."""
+        """Return the state of a URL, or of a file beside it, as it was found; None if local."""
         return dict(self.found).get(path or self.path)
 
     @property
     def known_as(self) -> str:
-        """The name by which two runs know it: `storage.absolute`."""
+        """Name by which two runs recognize the input: `storage.absolute`."""
         return absolute(self.path)
 
     def has_changed(self, now: InputFile) -> bool:
-        """Tell whether it is another file `now`."""
+        """Tell whether the file `now` differs."""
         return (self.size, self.version) != (now.size, now.version)
 
 
 class Slice(NamedTuple):
-    """The part of a file that a work unit reads.
+    """Part of a file that a work unit reads.
 
-    `start` and `stop` count what the format is cut by: bytes (a line belongs to the slice in which
-    it begins), row groups or documents; other files are one slice each.
-    `stop` None: to the end. `weight`: about how many bytes of text it is.
+    start, stop  in the units of the format: bytes (a line belongs to the slice in which it begins),
+                 row groups or documents; other files are one slice. stop None: to the end
+    weight       bytes of text, about
     """
 
     file: int
@@ -126,7 +128,7 @@ class Slice(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """A row group of a file, which is read whole. `bytes`: uncompressed."""
+    """A row group of a file, which is read as a whole. `bytes`: uncompressed."""
 
     rows: int
     bytes: int
@@ -337,11 +339,11 @@ def value_bytes(values: Any) -> int:
 
 @dataclass(frozen=True)
 class TrainedSpans:
-    """TrainedSpans of bytes that are trained on, of the UTF-8 texts of n documents, in order.
+    """Spans of bytes that are trained on, in the UTF-8 texts of n documents, in order.
 
     offsets     int64[n+1]: document i has the spans offsets[i]..offsets[i+1]
     begin, end  int64[spans]
-    columns     name -> [spans] or [spans, K], values of the tokens of each
+    columns     name -> [spans] or [spans, K], values of the tokens of each span
     """
 
     offsets: Int64
@@ -351,11 +353,11 @@ class TrainedSpans:
 
 
 class OmittedContent(NamedTuple):
-    """Something of one kind in a record that a chat template does not show.
+    """Content of a record that a chat template omits.
 
-    record  its index in the batch
-    what    one of `result.wording.UNSHOWN`
-    turns   how many messages it is of; 0 for tools, which are none
+    record  index in the batch
+    what    its kind, one of `result.wording.UNSHOWN`
+    turns   number of messages it belongs to; 0 for tools
     text    all of it
     """
 
@@ -366,10 +368,10 @@ class OmittedContent(NamedTuple):
 
 
 class Texts(Sequence[str]):
-    """Texts in UTF-8, end to end, as kernels and the fast engine take them: none of them is a str
-    before it is asked for.
+    """Texts in UTF-8, end to end, for kernels and the fast engine. A text becomes a str only when
+    it is indexed.
 
-    data     uint8[B], the texts, each with a byte 0xFF after it, which no UTF-8 has
+    data     uint8[B], the texts, each with a byte 0xFF after it, which does not occur in UTF-8
     offsets  int64[n + 1]: text i is data[offsets[i] : offsets[i + 1] - 1]
     """
 
@@ -378,12 +380,12 @@ class Texts(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
-        """The texts themselves, or a copy of them. Raises UnicodeError for a lone surrogate."""
+        """Return texts as they are, or copied. Raises UnicodeError for a lone surrogate."""
         if isinstance(texts, Texts):
             return texts
         encoded = [text.encode() for text in texts]
         data = np.frombuffer(b"\xff".join([*encoded, b""]), np.uint8)
-        return cls(data, offsets_of([len(one) + 1 for one in encoded]))
+        return cls(data, offsets_of([len(text) + 1 for text in encoded]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -401,7 +403,7 @@ class Texts(Sequence[str]):
         return self.data[begin:end].tobytes().decode()
 
     def clear(self) -> None:
-        """Let go of the texts."""
+        """Free the memory of the texts."""
         self.data, self.offsets = self.data[:0].copy(), np.zeros(1, np.int64)
 
 
@@ -412,20 +414,21 @@ class Records:
     positions  int64[n], as POSITION of `Documents`
     texts      n strings, for records that are one text
     documents  n documents, for records that are token ids; without FILE and POSITION
-    spans      of the texts, what is trained on; None: everything
+    spans      trained parts of the texts; None: all of them
     turns      int32[n, 2], the assistant's trained turns in each text, and those without an end
                token; None: not counted
-    specials   special tokens in the records' own content; None: not looked for yet
-    unshown    what the chat template left out of the records
-    empty_turns    turns of the assistant that it left empty
-    masked     what of the assistant flags and options leave untrained, each text with its record
-    unread     fields of records that nothing reads, and how many times they are there
-    conversations  what the texts were rendered from, where that is needed once more
+    specials   number of special tokens in the records' own content; None: not counted yet
+    unshown    content that the chat template omits
+    empty_turns    number of the assistant's turns that the chat template leaves empty
+    masked     texts of the assistant that flags and options exclude from training, each with the
+               index of its record
+    unread     by name: how often a field is there that nothing reads
+    conversations  that the texts were rendered from, if they are needed again; None: they are not
     fields     n dicts from the shape's own names to values, for all other shapes
     columns    name -> [n] or [n, K], values of each record that follow it into its documents
-    empty      how many more have no token; they are not among the n
-    bad        records that could not be read; nor are they
-    consumed   bytes of the file (as stored on disk) read so far, for progress
+    empty      number of records without tokens, which are not among the n
+    bad        records that could not be read, which are not among the n
+    consumed   bytes of the file, as stored on disk, that were read for these records
     """
 
     positions: Int64
@@ -446,7 +449,7 @@ class Records:
     consumed: int = 0
 
     def take(self, wanted: Int64) -> Records:
-        """The records of the given indices, ascending, without the bad ones."""
+        """Return the records at ascending indices, int64[m], without the bad ones."""
 
         def of(values: Sequence[Any] | None) -> list[Any] | None:
             return None if values is None else [values[i] for i in wanted.tolist()]
@@ -477,7 +480,7 @@ class Pieces:
         return len(self.length)
 
     def take(self, wanted: npt.NDArray[np.bool_]) -> Pieces:
-        """The pieces where bool[p] `wanted` is set."""
+        """Return the pieces that bool[p] `wanted` marks."""
         return Pieces(
             self.document[wanted], self.begin[wanted], self.length[wanted], self.start[wanted]
         )
