@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 
 from packer_cli.errors import UsageError, from_os_error, one_of
-from packer_cli.export.formats import ARRAY_FILES, FORMATS, Exported, Packed, Writer
+from packer_cli.export.formats import ARRAY_FILES, FORMATS, Exported, PackedCopy, Writer
 from packer_cli.export.rows import batches, documents, tokenized_documents, units
 from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions, StepOptions
@@ -99,7 +99,7 @@ def export(
     else:
         shards, parts = exported.shards, partial(tokenized_documents, exported)
     details = {"format": to, "manifest_sha256": checksum(exported.facts.document)}
-    marker = None if kind is Packed else details  # a result lists its files in its manifest
+    marker = None if kind is PackedCopy else details  # a result lists its files in its manifest
     total = sum(shard.bytes for shard in shards)
     with (
         new_directory(

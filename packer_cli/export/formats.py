@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
 from packer_cli.errors import DataError, UsageError, named
-from packer_cli.export.rows import Rows, batches, compare, documents, units
+from packer_cli.export.rows import UnpaddedRows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
 from packer_cli.options.documents import DocumentConfig
@@ -136,7 +136,7 @@ class Tables(Writer):
     how: ClassVar[dict[str, Any]] = {}
     parts: Parts | None = None
 
-    def columns(self, rows: Rows) -> dict[str, Any]:
+    def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         """Arrow arrays of the same length."""
         raise NotImplementedError
 
@@ -218,7 +218,7 @@ class Trl(SavedDataset):
     in_order = True
     keeps_values = True
 
-    def columns(self, rows: Rows) -> dict[str, Any]:
+    def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         columns = {
             "input_ids": lists(rows.offsets, rows.ids),
             "labels": lists(rows.offsets, rows.labels),
@@ -250,7 +250,7 @@ class LlamaFactory(SavedDataset):
         self.folder.mkdir()
         (folder / DATASET_DICT).write_text(json.dumps({"splits": ["train"]}))
 
-    def columns(self, rows: Rows) -> dict[str, Any]:
+    def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         count, width = (
             len(rows.offsets) - 1,
             (self.exported.max_length // _MULTIPLE + 1) * _MULTIPLE,
@@ -292,7 +292,7 @@ class Axolotl(SavedDataset):
     needs = ("labels",)
     in_order = True
 
-    def columns(self, rows: Rows) -> dict[str, Any]:
+    def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         if self.even:
             rows = self._filled_up(rows)
         offsets = rows.segment_offsets
@@ -302,7 +302,7 @@ class Axolotl(SavedDataset):
             "labels": lists(offsets, rows.labels),
         }
 
-    def _filled_up(self, rows: Rows) -> Rows:
+    def _filled_up(self, rows: UnpaddedRows) -> UnpaddedRows:
         assert rows.labels is not None  # noqa: S101 `needs`
         lengths = _filled_up(rows, self.exported.max_length)[1]
         places = _places(rows, lengths - rows.lengths)
@@ -321,7 +321,7 @@ class Axolotl(SavedDataset):
         return np.concatenate(squared)
 
 
-def _filled_up(rows: Rows, max_length: int) -> tuple[Any, Int64]:
+def _filled_up(rows: UnpaddedRows, max_length: int) -> tuple[Any, Int64]:
     """Return the segments that axolotl keeps, bool[s], and their lengths with padding, int64[s]."""
     trained = np.add.reduceat(rows.labels != IGNORED, rows.segment_offsets[:-1], dtype=np.int64) > 0
     firsts, lengths = rows.first[:-1], rows.lengths.copy()
@@ -331,7 +331,7 @@ def _filled_up(rows: Rows, max_length: int) -> tuple[Any, Int64]:
     return trained, lengths
 
 
-def _places(rows: Rows, added: Int64) -> Int64:
+def _places(rows: UnpaddedRows, added: Int64) -> Int64:
     """Return the places of tokens, int64[T], if `added` int64[s] tokens are put after segments."""
     return np.arange(len(rows.ids)) + np.repeat(np.cumsum(added) - added, rows.lengths)
 
@@ -347,7 +347,7 @@ class Unpacked(SavedDataset):
     needs = ("segments",)
     keeps_values = True
 
-    def columns(self, rows: Rows) -> dict[str, Any]:
+    def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         columns = {"input_ids": lists(rows.offsets, rows.ids)}
         if rows.labels is not None:
             columns["labels"] = lists(rows.offsets, rows.labels)
@@ -376,7 +376,7 @@ class MegatronBridge(Tables):
     start = pq.ParquetWriter
     how: ClassVar = {"row_group_size": _ROW_GROUP}
 
-    def columns(self, rows: Rows) -> dict[str, Any]:
+    def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         added = -rows.lengths % self.exported.segment_multiple + 1
         ends, places = np.cumsum(rows.lengths + added), _places(rows, added)
         ids = np.full(int(ends[-1]), self.exported.facts.pad_token_id, np.int32)
@@ -458,7 +458,7 @@ class Megatron(Files):
         self._seen = 0
         self._index[2].write(bytes(8))
 
-    def write(self, part: Rows) -> None:
+    def write(self, part: UnpaddedRows) -> None:
         before, self._seen = self._seen, self._seen + len(part.lengths)
         lengths, pointers, boundaries = self._index
         lengths.write(part.lengths.astype("<i4").tobytes())
@@ -552,7 +552,7 @@ def _records(values: Any) -> Any:
     return records
 
 
-class Packed(Writer):
+class PackedCopy(Writer):
     """A view as a packed directory: shards of complete rows and a manifest of their own, byte for
     byte what the same run without --view writes of the same work units.
     """
@@ -636,5 +636,5 @@ FORMATS: dict[str, type[Writer]] = {
     "numpy": Numpy,
     "parquet": Parquet,
     "unpacked": Unpacked,
-    "packed": Packed,
+    "packed": PackedCopy,
 }

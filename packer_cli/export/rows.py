@@ -43,7 +43,7 @@ _CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Rows:
+class UnpaddedRows:
     """Some rows, their segments end to end.
 
     ids      int32[T]
@@ -141,7 +141,7 @@ def _sound(
     compare(place, facts, segments, tokens)
 
 
-def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Rows]:
+def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[UnpaddedRows]:
     """Yield the rows of all shards, those of a record batch at a time; `order`: as in `batches`."""
     for batch in batches(packed, read, order):
         begin, length, first = places_in(batch, packed.max_length)
@@ -158,7 +158,7 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
             return values_in(of, kind) if kind.is_of_segments else column(kind.name)
 
         labels = column("labels") if _has_labels(packed) else None
-        yield Rows(column("input_ids"), labels, length, first, values)
+        yield UnpaddedRows(column("input_ids"), labels, length, first, values)
 
 
 def _flat(batch: Any, name: str) -> Any:
@@ -167,7 +167,7 @@ def _flat(batch: Any, name: str) -> Any:
     return values.reshape(-1, *values.shape[2:])
 
 
-def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
+def documents(packed: PackedDirectory, read: Read) -> Iterator[UnpaddedRows]:
     """Yield whole documents, each as a row of one segment, unit by unit in the order of the inputs.
 
     A document's pieces lie in one unit, so memory holds the places of one unit's segments and about
@@ -200,7 +200,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
                 values = of(kind)
                 return values[begins] if kind.is_of_segments else values
 
-            yield Rows(ids, labels, tokens[chunk], np.arange(len(chunk) + 1), values)
+            yield UnpaddedRows(ids, labels, tokens[chunk], np.arange(len(chunk) + 1), values)
     if count != expected:
         raise DataError(
             f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
@@ -256,7 +256,7 @@ def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Piece
     return segments, pieces
 
 
-def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[Rows]:
+def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[UnpaddedRows]:
     """Yield the documents of a tokenized directory, those of a record batch at a time, with labels
     if the directory records which tokens are trained on. Raises DataError for a damaged shard.
     """
@@ -264,7 +264,9 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
         for batch, _ in sound_batches(tokenized, number):
             ids, offsets = lists_of(batch, "input_ids")
             values = partial(values_in, batch)
-            yield Rows(ids, labels_in(batch), np.diff(offsets), np.arange(len(batch) + 1), values)
+            yield UnpaddedRows(
+                ids, labels_in(batch), np.diff(offsets), np.arange(len(batch) + 1), values
+            )
             read(shard.bytes * len(batch) // shard.rows)
 
 
