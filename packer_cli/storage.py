@@ -423,19 +423,26 @@ def put_file(path: Path, content: bytes) -> None:
     """Write or replace a file in one step: readers see all of it or none. Raises DataError."""
     part = path.with_name(f"{path.name}.part")
     with os_errors(path, "write"):
-        write_file(part, content)
+        with open(part, "wb", opener=no_link) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.rename(part, path)
-    sync(path.parent)
+        _fsync(path.parent)
 
 
 def sync(path: Path) -> None:
     """Sync a file or a directory to the disk. Raises DataError."""
     with os_errors(path, "write"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_folders(path: Path) -> None:

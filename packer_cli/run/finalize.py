@@ -101,7 +101,8 @@ def finalize(
     nothing is packed, ThresholdMissed if an incomplete result would replace a good one,
     InternalError if tokens are missing.
     """
-    work, earlier = output.work, look(output.path).result
+    work, state = output.work, look(output.path)
+    earlier = state.result
     totals = _RunTotals(run, output)
     with written(work / UNITS) as lines:
         for record in _records(run, output, kept):
@@ -127,7 +128,8 @@ def finalize(
             "the earlier result stays; everything is packed, and with a larger --max-loss the run "
             "finishes at once",
         )
-    switch(output, manifest, to_bytes(manifest.document))
+    content = to_bytes(manifest.document)
+    switch(output, state.journal(manifest, content), content)
     return manifest
 
 

@@ -52,7 +52,6 @@ from packer_cli.result.layout import (
     WORK,
     digest,
 )
-from packer_cli.result.manifest import Result
 from packer_cli.run.identity import RUN
 from packer_cli.storage import OTHER, make_folders, size_of
 
@@ -268,13 +267,11 @@ def is_replacing(output: Path) -> bool:
 # From one result to another
 
 
-def switch(output: LockedOutput, manifest: Result, content: bytes) -> None:
+def switch(output: LockedOutput, journal: Journal, content: bytes) -> None:
     """Put the result in the work folder in the place of the earlier one. All of its files are on
-    the disk but the manifest, which is written here. Raises UsageError, before anything is changed,
-    if files of others are in the way.
+    the disk but the manifest, which is written here.
     """
     output.options.before_switch()
-    journal = look(output.path).journal(manifest, content)
     storage.write_file(output.work / next(reversed(journal.new)), content)
     storage.sync(output.work)  # first: what the journal lists must be there
     storage.put_file(output.work / REPLACING, msgspec.json.encode(journal))
