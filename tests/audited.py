@@ -95,35 +95,42 @@ def conversations(seed: int, rows: int = 40, length: int = LENGTH) -> Sets:
     return Sets(made, [[] for _ in made])
 
 
+Defect = Callable[[Sets, int], set[int]]  # plants it, and returns the rows that have it
+
+
 def _some(sets: Sets, seed: int, most: int = 5, least: int = 1) -> list[tuple[int, Document]]:
     random_ = random.Random(seed)
     places = [(row, one) for row, one in sets.documents() if sum(sets.lengths(row)) < LENGTH]
     return random_.sample(places, random_.randint(least, most))
 
 
-def _of_rows(chosen: list[tuple[int, Document]]) -> set[int]:
-    return {row for row, _ in chosen}
+def planted(change: Callable[[Document], object], most: int = 5) -> Defect:
+    """A defect that changes some documents."""
+
+    def plant(sets: Sets, seed: int) -> set[int]:
+        chosen = _some(sets, seed, most)
+        for _, one in chosen:
+            change(one)
+        return {row for row, _ in chosen}
+
+    return plant
 
 
-def no_eos(sets: Sets, seed: int) -> set[int]:
-    chosen = _some(sets, seed)
-    for _, one in chosen:
-        one.ids[-1] = FIRST
-    return _of_rows(chosen)
+def drop_first(one: Document) -> None:
+    del one.ids[0], one.trained[0]
 
 
-def eos_untrained(sets: Sets, seed: int) -> set[int]:
-    chosen = _some(sets, seed, 20)
-    for _, one in chosen:
-        one.trained[-1] = False
-    return _of_rows(chosen)
+def train_header(one: Document) -> None:
+    begin = _answer(one)
+    one.trained[begin - 3 : begin] = [True] * 3
 
 
-def bos_missing(sets: Sets, seed: int) -> set[int]:
-    chosen = _some(sets, seed)
-    for _, one in chosen:
-        del one.ids[0], one.trained[0]
-    return _of_rows(chosen)
+def train_all(one: Document) -> None:
+    one.trained = [False] + [True] * (len(one.ids) - 1)
+
+
+def change_label(one: Document) -> None:
+    one.labels[len(one.ids) - 3] = IDS + 5
 
 
 def bos_doubled(sets: Sets, seed: int) -> set[int]:
@@ -139,7 +146,7 @@ def bos_doubled(sets: Sets, seed: int) -> set[int]:
 
 
 def untrained_row(sets: Sets, seed: int) -> set[int]:
-    rows = _of_rows(_some(sets, seed))
+    rows = {row for row, _ in _some(sets, seed)}
     for row in rows:
         for one in sets.rows[row]:
             one.trained = [False] * len(one.ids)
@@ -155,7 +162,7 @@ def untrained_document(sets: Sets, seed: int) -> set[int]:
 
 
 def labels_shifted(sets: Sets, seed: int) -> set[int]:
-    sets.shifted = _of_rows(_some(sets, seed, 10))
+    sets.shifted = {row for row, _ in _some(sets, seed, 10)}
     return sets.shifted
 
 
@@ -179,20 +186,6 @@ def padding_trained(sets: Sets, seed: int) -> set[int]:
     return chosen
 
 
-def labels_differ(sets: Sets, seed: int) -> set[int]:
-    chosen = _some(sets, seed)
-    for _, one in chosen:
-        one.labels[len(one.ids) - 3] = IDS + 5
-    return _of_rows(chosen)
-
-
-def ids_out_of_range(sets: Sets, seed: int) -> set[int]:
-    chosen = _some(sets, seed)
-    for _, one in chosen:
-        one.ids[-2] = -7
-    return _of_rows(chosen)
-
-
 def dominant_token(sets: Sets, seed: int) -> set[int]:
     unknown = FIRST + seed % 50
     for _, one in sets.documents():
@@ -209,14 +202,6 @@ def _answer(one: Document, last: bool = True) -> int:
     return places[-1 if last else 0] + 2
 
 
-def header_trained(sets: Sets, seed: int) -> set[int]:
-    chosen = _some(sets, seed)
-    for _, one in chosen:
-        for place in range(_answer(one) - 3, _answer(one)):
-            one.trained[place] = True
-    return _of_rows(chosen)
-
-
 def header_partly_trained(sets: Sets, seed: int) -> set[int]:
     chosen = _some(sets, seed)
     for number, (_, one) in enumerate(chosen):
@@ -225,14 +210,7 @@ def header_partly_trained(sets: Sets, seed: int) -> set[int]:
             one.trained[begin - 1] = True
         else:
             one.trained[begin] = False
-    return _of_rows(chosen)
-
-
-def all_trained(sets: Sets, seed: int) -> set[int]:
-    chosen = _some(sets, seed)
-    for _, one in chosen:
-        one.trained = [False] + [True] * (len(one.ids) - 1)
-    return _of_rows(chosen)
+    return {row for row, _ in chosen}
 
 
 def cut(sets: Sets, seed: int) -> set[int]:
@@ -267,13 +245,27 @@ def overlap(sets: Sets, seed: int) -> set[int]:
     return set(range(first + 1, len(sets.rows)))
 
 
-Defect = Callable[[Sets, int], set[int]]
-DEFECTS: dict[str, Defect] = {one.__name__.replace("_", "-"): one for one in (
-    no_eos, eos_untrained, bos_missing, bos_doubled, untrained_row, untrained_document,
-    labels_shifted, cross_document_target, boundaries_disagree, padding_trained, labels_differ,
-    ids_out_of_range, dominant_token, header_trained, header_partly_trained, all_trained, cut,
-    duplicate_rows, overlap,
-)}  # fmt: skip
+DEFECTS: dict[str, Defect] = {
+    "no-eos": planted(lambda one: one.ids.__setitem__(-1, FIRST)),
+    "eos-untrained": planted(lambda one: one.trained.__setitem__(-1, False), 20),
+    "bos-missing": planted(drop_first),
+    "bos-doubled": bos_doubled,
+    "untrained-row": untrained_row,
+    "untrained-document": untrained_document,
+    "labels-shifted": labels_shifted,
+    "cross-document-target": cross_document_target,
+    "boundaries-disagree": boundaries_disagree,
+    "padding-trained": padding_trained,
+    "labels-differ": planted(change_label),
+    "ids-out-of-range": planted(lambda one: one.ids.__setitem__(-2, -7)),
+    "dominant-token": dominant_token,
+    "header-trained": planted(train_header),
+    "header-partly-trained": header_partly_trained,
+    "all-trained": planted(train_all),
+    "cut": cut,
+    "duplicate-rows": duplicate_rows,
+    "overlap": overlap,
+}
 
 
 # --- files
@@ -427,51 +419,41 @@ def olmo(sets: Sets, path: Path) -> None:
         csv.writer(file).writerows(pairwise([0, *ends]))
 
 
+_OF_LABELS = {"labels-shifted", "labels-differ"}
+_OF_TRAINED = _OF_LABELS | {
+    "eos-untrained", "untrained-row", "untrained-document", "cross-document-target",
+    "padding-trained", "header-trained", "header-partly-trained", "all-trained",
+}  # fmt: skip
+_OF_ROWS = {"untrained-document", "cross-document-target", "cut"}
+_OF_PADDING, _OF_COLUMNS = {"padding-trained"}, {"boundaries-disagree"}
+
+
 @dataclass(frozen=True)
 class Writer:
-    """Writes a set; `name` is what the audit calls the format, and `path` what it is named."""
+    """Writes a set; `name` is what the audit calls the format, and `path` what it is named.
+    `cannot`: defects that the format cannot have.
+    """
 
     name: str
     write: Callable[[Sets, Path], None]
+    cannot: set[str]
     path: str = "set"
     packed: bool = True
-    labels: bool = True  # -100 and tokens
-    trained: bool = True
-    padded: bool = False
-    columns: bool = True  # a second one that tells boundaries
 
 
 WRITERS = [
-    Writer("trl", trl),
-    Writer("trl", trl_mask, labels=False, columns=False),
-    Writer("llamafactory", llamafactory, padded=True),
-    Writer("columns", parquet, padded=True),
-    Writer("megatron-bridge", bridge, labels=False, columns=False),
-    Writer("seq-lens", automodel, padded=True, columns=False),
-    Writer("columns", jsonl, "set.jsonl", packed=False, columns=False),
-    Writer("megatron", megatron, "set.bin", packed=False, labels=False, trained=False,
-           columns=False),
-    Writer("olmo", olmo, packed=False, labels=False, columns=False),
+    Writer("trl", trl, _OF_PADDING),
+    Writer("trl", trl_mask, _OF_LABELS | _OF_COLUMNS | _OF_PADDING),
+    Writer("llamafactory", llamafactory, set()),
+    Writer("columns", parquet, set()),
+    Writer("megatron-bridge", bridge,
+           _OF_LABELS | _OF_COLUMNS | _OF_PADDING | {"cross-document-target"}),
+    Writer("seq-lens", automodel, _OF_COLUMNS),
+    Writer("columns", jsonl, _OF_ROWS | _OF_COLUMNS | _OF_PADDING, "set.jsonl", packed=False),
+    Writer("megatron", megatron, _OF_TRAINED | _OF_ROWS | _OF_COLUMNS, "set.bin", packed=False),
+    Writer("olmo", olmo, _OF_LABELS | _OF_ROWS | _OF_COLUMNS | _OF_PADDING | {"ids-out-of-range"},
+           packed=False),
 ]  # fmt: skip
-
-
-def can_have(rule: str, writer: Writer) -> bool:
-    """Whether a set of this format can have a defect."""
-    of_labels = {"labels-shifted", "labels-differ"}
-    trained = {
-        "eos-untrained", "untrained-row", "untrained-document", "cross-document-target",
-        "padding-trained", "header-trained", "header-partly-trained", "all-trained",
-    }  # fmt: skip
-    of_rows = {"untrained-document", "cross-document-target", "cut"}
-    return not (
-        (rule in of_labels and not writer.labels)
-        or (rule in trained and not writer.trained)
-        or (rule in of_rows and not writer.packed)
-        or (rule == "boundaries-disagree" and not writer.columns)
-        or (rule == "padding-trained" and not writer.padded)
-        or (rule == "ids-out-of-range" and writer.name == "olmo")
-        or (rule == "cross-document-target" and writer.name == "megatron-bridge")
-    )
 
 
 def audited(path: Path | str, *options: object) -> dict[str, Any]:

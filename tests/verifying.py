@@ -69,9 +69,9 @@ def position_in(data: pa.Buffer, buffer: Any) -> int:
     return int(buffer.address - data.address)
 
 
-def changed(shard: Path, column: str, index: int, value: int, child: int = 0) -> bytes:
+def changed(shard: bytes, column: str, index: int, value: int, child: int = 0) -> bytes:
     """A shard with one number of a column changed: its leaf buffer number `child`."""
-    data = bytearray(shard.read_bytes())
+    data = bytearray(shard)
     whole = pa.py_buffer(data)
     with pa.ipc.open_stream(whole) as reader:
         values = reader.read_next_batch().column(column).values

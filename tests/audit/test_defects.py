@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from audited import DEFECTS, WRITERS, Sets, Writer, audited, can_have, conversations, found
+from audited import DEFECTS, WRITERS, Sets, Writer, audited, conversations, found
 
 SEED = 3
 IDS = [one.write.__name__ for one in WRITERS]
@@ -30,7 +30,7 @@ CASES = [
     pytest.param(writer, rule, id=f"{writer.write.__name__}-{rule}")
     for writer in WRITERS
     for rule in DEFECTS
-    if can_have(rule, writer)
+    if rule not in writer.cannot
 ]
 
 

@@ -11,13 +11,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import tiny_tokenizers
 from altered import unaltered
-from spoiling import edit
+from spoiling import arrow_file, edit, rewrite, tokenize
 from support import assert_error, jsonl, pack, packer, shard_of
-from verifying import TEXTS, changed, first, forge, position_in, problems
+from verifying import TEXTS, assert_sound, changed, first, forge, position_in, problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 COLUMNS = (
@@ -26,8 +27,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def assert_found(start: str, message: str, *options: object) -> None:
-    lines = problems(*options)
+def assert_found(start: str, message: str) -> None:
+    lines = problems()
     assert any(one.startswith(f"out: {start}: ") and message in one for one in lines), lines
 
 
@@ -46,24 +47,158 @@ def test_a_flipped_bit_in_every_column(packed: Path, column: str) -> None:
         shard.write_bytes(good)
 
 
-RULES = {  # all rules of rows are in tests/result/test_rules.py
+# Damage with digests made anew: what becomes of the bytes of a shard, and the problem
+
+Change = Callable[[bytes], bytes]
+
+
+def value(column: str, index: int, number: int, child: int = 0) -> Change:
+    return lambda data: changed(data, column, index, number, child)
+
+
+def tabled(change: Callable[[Any], Any], codec: str | None = None) -> Change:
+    """Write another table, perhaps compressed."""
+
+    def written(data: bytes) -> bytes:
+        with pa.ipc.open_stream(data) as reader:
+            table = change(reader.read_all())
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+        return bytes(sink.getvalue().to_pybytes())
+
+    return written
+
+
+def widened(table: Any) -> Any:
+    wide = table["cu_seqlens"].cast(pa.list_(pa.int64()))
+    return table.set_column(table.schema.names.index("cu_seqlens"), "cu_seqlens", wide)
+
+
+SHARDS: dict[str, tuple[Change, str]] = {  # all rules of rows are in tests/result/test_rules.py
     "an id above all": (
-        "input_ids", 1, 999, 0,
+        value("input_ids", 1, 999),
         "row 0: input_ids holds an id above the tokenizer's highest, 257: place 1 has 999",
     ),
-    "a label": ("labels", 2, 7, 0, "labels holds neither the token nor -100: place 2"),
-    "a file": ("segments", 0, 9, 0, "row 0: segments: file is not an input of its unit: 9"),
-    "a source": ("segments", 0, -1, 1, "row 0: segments: position is negative: -1"),
-    "a start": ("segments", 0, 3, 2, "has a piece from token 3, expected from 0"),
+    "a label": (value("labels", 2, 7), "labels holds neither the token nor -100: place 2"),
+    "a file": (value("segments", 0, 9), "row 0: segments: file is not an input of its unit: 9"),
+    "a source": (value("segments", 0, -1, 1), "row 0: segments: position is negative: -1"),
+    "a start": (value("segments", 0, 3, 2), "has a piece from token 3, expected from 0"),
+    "compressed": (
+        tabled(lambda table: table, "zstd"), "not a readable shard: a compressed record batch"
+    ),  # its buffers claim the size that they become
+    "only the end": (lambda data: b"\xff\xff\xff\xff\0\0\0\0", "not a readable shard: no schema"),
+    "a header of 2 GiB": (lambda data: b"\xff\xff\xff\xff\xff\xff\xff\x7f", ""),
+    "garbage": (lambda data: b"x" * 100, ""),
+    "other metadata": (
+        lambda data: data.replace(b'"pad_token_id": 257', b'"pad_token_id": 256'),
+        "'pad_token_id': 256, 'label_shift': 'none', ",
+    ),
+    "no metadata": (
+        lambda data: data.replace(b'"pad_token_id": 257', b'"pad_token_id"  257'),
+        "not a readable shard: its metadata is {}",
+    ),
+    "another type": (tabled(widened), "cu_seqlens is list<"),
+    "a column less": (
+        tabled(lambda table: table.drop_columns(["labels"])),
+        "has the columns input_ids, attention_mask, ",
+    ),
+    "a column more": (
+        tabled(lambda table: table.append_column("more", table["segments"])),
+        "more, not input_ids, ",
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", RULES)
-def test_every_rule_names_the_value(packed: Path, case: str) -> None:
-    column, index, value, child, message = RULES[case]
-    shard = packed / first()
-    forge(shard, changed(shard, column, index, value, child))
+@pytest.mark.parametrize("name", SHARDS)
+def test_damaged_shards(packed: Path, name: str) -> None:
+    change, message = SHARDS[name]
+    forge(packed / first(), change((packed / first()).read_bytes()))
     assert_found(first(), message)
+    if "not a readable" in message:
+        for command in (["stats", "out", "--deep"], ["show", "out"]):
+            assert_error(packer(*command), 1, message.partition(": its metadata")[0])
+
+
+def set_at(column: str, at: int, value: Any) -> Callable[[dict[str, list[Any]]], None]:
+    return lambda columns: columns[column].__setitem__(at, value)
+
+
+def swap(columns: dict[str, list[Any]]) -> None:
+    """Exchange trained_tokens of documents 4 and 6: the sum stays."""
+    values = columns["trained_tokens"]
+    values[4], values[6] = values[6], values[4]
+
+
+IDS = [{"input_ids": [1, 2], "labels": [-100, 2]}]
+VALUES = [{"input_ids": [1], "logprobs": [-0.5], "won": True},
+          {"input_ids": [2, 3], "logprobs": [-0.5, -0.25], "won": False}]  # fmt: skip
+CARRY = ("--carry", "logprobs:float32", "--carry", "won:bool")
+DOCUMENTS: list[tuple[list[Any], str, Any, str]] = [
+    (TEXTS, "documents", set_at("position", 3, 0), "its document 3 is at 0 of a.jsonl, not after"),
+    (TEXTS, "documents", set_at("file", 3, 7), "document 3: is of input 7, there are 1"),
+    (TEXTS, "documents", set_at("input_ids", 2, [999]), "document 2: holds the id 999, the tok"),
+    (TEXTS, "documents", set_at("input_ids", 2, []), "document 2: has no tokens"),
+    (TEXTS, "documents", set_at("input_ids", 2, [1, 2]), "document 2: its length is 2, the index"),
+    (TEXTS, "index", set_at("length", 5, 1), "the sum of length is "),
+    (TEXTS, "index", swap, "document 4: its trained_tokens is "),
+    (TEXTS, "index", set_at("content_hash", 5, bytes(16)), "document 5: its content_hash is not"),
+    (IDS, "documents", set_at("trained", 0, [2, 1]),
+     "document 0: its trained is [2, 1], not ascending within its 2 tokens"),
+    (IDS, "documents", set_at("trained", 0, [0, 1, 2]),
+     "document 0: its trained has an odd number of edges"),
+    (VALUES, "documents", set_at("logprobs", 1, [0.5]),
+     "document 1: has 1 values of logprobs, and 2 tokens"),
+    (VALUES, "documents", set_at("logprobs", 1, [0.5, np.nan]),
+     "document 1: logprobs holds a value that is not finite: nan"),
+    (VALUES, "documents", set_at("logprobs", 1, [0.5, 3.5]),
+     "holds other values of logprobs than the manifest says"),
+    (VALUES, "documents", set_at("won", 1, 3), "document 1: won holds neither 0 nor 1: 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("records", "kind", "change", "message"), DOCUMENTS, ids=[one[3][:40] for one in DOCUMENTS]
+)
+def test_damaged_documents(
+    folder: Path, records: list[Any], kind: str, change: Any, message: str
+) -> None:
+    lines = [json.dumps({"text": one} if isinstance(one, str) else one) + "\n" for one in records]
+    (folder / "a.jsonl").write_text("".join(lines))
+    options = ("-t", "bytes") if records is TEXTS else CARRY if records is VALUES else ()
+    tokenize("a.jsonl", "-o", "out", *options)
+    assert_sound("--against-inputs", "--sample", "all")
+    rewrite(kind, change)
+    found = [line for line in problems() if "units.jsonl" not in line and ".json:" not in line]
+    assert any(message in line for line in found), found
+
+
+@pytest.fixture
+def tokenized(folder: Path) -> Path:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS))
+    tokenize("a.jsonl", "-t", "bytes", "-o", "out")
+    return folder / "out"
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_a_column_whose_name_is_no_text() -> None:
+    path = arrow_file("documents")
+    forge(path, path.read_bytes().replace(b"input_ids", b"input\xffids"))
+    assert f"out: {path.name}: not a readable shard: " in "".join(problems())
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_manifest_that_names_no_index() -> None:
+    edit(lambda manifest: manifest["shards"].pop())
+    for command in (
+        ["verify", "out", "-q"], ["pack", "out", "-l", 64, "-o", "rows", "-q"], ["show", "out"]
+    ):  # fmt: skip
+        assert_error(packer(*command), 1, "out/manifest.json: ", "followed by its index")
+    assert not Path("rows").exists()
+
+
+# Files of shards
 
 
 def test_a_shard_cut_at_every_message_boundary(folder: Path) -> None:
@@ -97,56 +232,6 @@ def test_shards_that_are_gone_swapped_or_something_else(folder: Path) -> None:
     result = packer("stats", "out", "--deep")
     assert_error(result, 1, f"out/{two.name}: is not a regular file")
     assert problems() == [f"out: {two.name}: is not a regular file"]
-
-
-STREAMS = {
-    "compressed": "not a readable shard: a compressed record batch",  # what buffers say they become
-    "only the end": "not a readable shard: no schema",
-    "a header of 2 GiB": "",
-    "garbage": "",
-    "other metadata": "'pad_token_id': 256, 'label_shift': 'none', ",
-    "no metadata": "not a readable shard: its metadata is {}",
-    "another type": "cu_seqlens is list<",
-    "a column less": "has the columns input_ids, attention_mask, ",
-    "a column more": "more, not input_ids, ",
-}
-
-
-def stream(name: str, data: bytes) -> bytes:
-    """A forged stream instead of a shard's."""
-    with pa.ipc.open_stream(data) as reader:
-        table = reader.read_all()
-    wide = table["cu_seqlens"].cast(pa.list_(pa.int64()))
-    at = table.schema.names.index("cu_seqlens")
-    tables = {
-        "compressed": table,
-        "another type": table.set_column(at, "cu_seqlens", wide),
-        "a column less": table.drop_columns(["labels"]),
-        "a column more": table.append_column("more", table["segments"]),
-    }
-    if name in tables:
-        sink = pa.BufferOutputStream()
-        codec = "zstd" if name == "compressed" else None
-        options = pa.ipc.IpcWriteOptions(compression=codec)
-        with pa.ipc.new_stream(sink, tables[name].schema, options=options) as writer:
-            writer.write_table(tables[name])
-        return bytes(sink.getvalue().to_pybytes())
-    return {
-        "only the end": b"\xff\xff\xff\xff\0\0\0\0",
-        "a header of 2 GiB": b"\xff\xff\xff\xff\xff\xff\xff\x7f",
-        "garbage": b"x" * 100,
-        "other metadata": data.replace(b'"pad_token_id": 257', b'"pad_token_id": 256'),
-        "no metadata": data.replace(b'"pad_token_id": 257', b'"pad_token_id"  257'),
-    }[name]
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_things_that_are_no_shard(packed: Path, name: str) -> None:
-    forge(packed / first(), stream(name, (packed / first()).read_bytes()))
-    assert_found(first(), STREAMS[name])
-    if "not a readable" in STREAMS[name]:
-        for command in (["stats", "out", "--deep"], ["show", "out"]):
-            assert_error(packer(*command), 1, STREAMS[name].partition(": its metadata")[0])
 
 
 # The manifest

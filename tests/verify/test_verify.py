@@ -1,5 +1,5 @@
-"""`packer verify`: results of every kind are sound, by themselves and by their inputs, and what is
-amiss comes with its tip.
+"""`packer verify`: results of every kind are right by themselves and by their inputs; problems have
+tips; changed inputs and results that differ from their inputs are found.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import numpy as np
 import pytest
 import tiny_tokenizers
 from altered import unaltered
-from spoiling import edit
-from support import assert_error, jsonl, pack, packer
+from spoiling import arrow_file, edit, flip, rewrite, tokenize
+from support import assert_error, jsonl, pack, packer, shard_of, succeeds
 from varied_results import write_chat, write_mixed
-from verifying import CHAT, TEXTS, assert_sound, first, problems
+from verifying import CHAT, TEXTS, assert_sound, changed, first, forge, problems
 
 from packer_cli.errors import DataError
 from packer_cli.records import UInt8
@@ -29,20 +30,116 @@ from packer_cli.verify import again
 pytestmark = pytest.mark.usefixtures("folder")
 AGAINST = ("--against-inputs", "--sample", "all")
 ALL = ("verify", "out", *AGAINST)
+MANY = [f"{'text' * (i % 7)} number {i}" for i in range(40)]
 
 
-def sound() -> None:
-    """The result `out` is, by itself, by some of its units and by all, and nothing is left."""
-    assert_sound()
-    before = {*os.listdir()}
-    for sample in ("all", 7):
-        result = packer("verify", "out", "--against-inputs", "--sample", sample)
-        assert result.exit_code == 0, result.stdout + result.stderr
-        assert " packed again: the same rows" in result.stdout
-    assert {*os.listdir()} == before
+def write_lines(name: str, *records: object) -> None:
+    Path(name).write_text("".join(json.dumps(one) + "\n" for one in records))
 
 
-def test_a_sound_result(packed: Path) -> None:
+# Results that are right: functions that write one to `out`
+
+
+def of_records(*records: object, options: tuple[object, ...]) -> Callable[[], object]:
+    def build() -> None:
+        write_lines("a.jsonl", *records)
+        files = {"eos_token": "</s>"}
+        tiny_tokenizers.save(Path("tok"), tiny_tokenizers.byte_level(), tokenizer_config=files)
+        Path("t.jinja").write_text(CHAT)
+        succeeds("pack", "a.jsonl", *options, "-q", "-o", "out")
+        shutil.rmtree("tok")  # the directory has all that is needed
+        Path("t.jinja").unlink()
+
+    return build
+
+
+def of_texts(*options: object) -> Callable[[], object]:
+    texts = [{"text": text} for text in TEXTS * 5]
+    return of_records(*texts, options=("-t", "bytes", "-l", 16, *options))
+
+
+def two_tokenized() -> list[str]:
+    """Two directories, one of several units and parts, with an empty document and a bad record."""
+    Path("a.jsonl").write_bytes(jsonl(*MANY, "") + b"{broken\n" + jsonl("last"))
+    Path("b.jsonl").write_bytes(jsonl(*MANY[::-3], "x" * 300))
+    Path("c.jsonl").write_bytes(jsonl("another file"))
+    tokenize(
+        "a.jsonl", "c.jsonl", "-t", "bytes", "-o", "ta", "--on-error", "skip",
+        "--unit-bytes", 400, "--shard-bytes", 200,
+    )  # fmt: skip
+    tokenize("b.jsonl", "-t", "bytes", "-o", "tb")
+    return ["ta", "tb"]
+
+
+def tokenized_ids() -> list[str]:
+    write_lines("a.jsonl", *(
+        {"input_ids": list(range(i, 2 * i + 1)),
+         "labels": [-100 if k % 3 else k for k in range(i, 2 * i + 1)]} for i in range(1, 40)
+    ))  # fmt: skip
+    tokenize("a.jsonl", "-o", "ta", "--unit-bytes", 2000)
+    return ["ta"]
+
+
+def of_tokenized(*options: object, of: Callable[[], list[str]] = two_tokenized) -> Any:
+    return lambda: succeeds("pack", *of(), "-l", 64, *options, "-q", "-o", "out")
+
+
+def of_mixed(columns: str) -> Any:
+    return lambda: succeeds("pack", *write_mixed(Path()), "--columns", columns, "-q", "-o", "out")
+
+
+TURNS = [{"role": role, "content": f"{role} "} for role in ("user", "assistant") * 3]
+RIGHT: dict[str, Callable[[], object]] = {
+    "balance": of_texts("--max-segments-per-row", 2, "--balance", "attention"),
+    "multiples": of_texts("--strategy", "wrap", "--segment-multiple", 8),
+    "many shards": of_texts("--shard-bytes", 1, "--unit-bytes", 300, "--workers", 2),
+    "messages": of_records(
+        *[{"messages": TURNS}] * 9,
+        options=(
+            "-t",
+            "tok",
+            "-l",
+            64,
+            "--overlong",
+            "truncate-turns",
+            "--chat-template",
+            "t.jinja",
+        ),
+    ),
+    "prompts": of_records(
+        *({"prompt": f"p{i} ", "completion": "c" * i} for i in range(9)),
+        options=("-t", "tok", "-l", 64),
+    ),
+    "ids": of_records(
+        *({"input_ids": [1, 2, 3 + i], "labels": [-100, 2, 3 + i]} for i in range(9)),
+        options=("-t", "tok", "-l", 64),
+    ),
+    "ids and boundaries alone": of_mixed("input_ids,cu_seqlens"),
+    "rows without segments": of_mixed("input_ids,labels,cu_seqlens"),
+    "tokenized texts": lambda: os.rename(two_tokenized()[0], "out"),
+    "tokenized texts of one unit": lambda: os.rename(two_tokenized()[1], "out"),
+    "tokenized ids": lambda: os.rename(tokenized_ids()[0], "out"),
+    "rows of tokenized ids": of_tokenized(of=tokenized_ids),
+    "rows of tokenized texts": of_tokenized(),
+    "next-fit": of_tokenized("--strategy", "next-fit", "--seed", 3),
+    "without segments": of_tokenized("--columns", "input_ids,labels,cu_seqlens"),
+    "a view": of_tokenized("--view"),
+    "several units": of_tokenized("--unit-bytes", 500, "--seed", 1),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_results_are_right_by_themselves_and_by_their_inputs(name: str) -> None:
+    RIGHT[name]()
+    before, noun = {*os.listdir()}, "document" if name.startswith("tokenized") else "row"
+    assert f" {noun}" in assert_sound()
+    for sample in ("all", 6):
+        text = assert_sound("--against-inputs", "--sample", sample)
+        assert f"ized again: the same {noun}s" in text or " packed again: the same rows" in text
+    assert {*os.listdir()} == before  # nothing is left
+
+
+def test_what_it_prints(packed: Path) -> None:
     assert assert_sound() == "out: 1 shard, 7 rows: OK\n"
     report = json.loads(packer("verify", "out", "--json").stdout)
     assert report == {
@@ -51,57 +148,8 @@ def test_a_sound_result(packed: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--max-segments-per-row", 2, "--balance", "attention"],
-        ["--strategy", "wrap", "--segment-multiple", 8],
-        ["--shard-bytes", 1, "--unit-bytes", 300, "--workers", 2],
-    ],
-)
-def test_every_way_to_pack(folder: Path, options: list[object]) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 5))
-    pack("a.jsonl", "-l", 16, *options)
-    sound()
-
-
-SHAPES: dict[str, tuple[list[dict[str, Any]], list[object]]] = {
-    "messages": (
-        [{"messages": [{"role": role, "content": f"{role} {i} "} for role in
-                       ("user", "assistant") * 3]} for i in range(9)],
-        ["--overlong", "truncate-turns", "--chat-template", "t.jinja"],
-    ),
-    "prompts": ([{"prompt": f"p{i} ", "completion": "c" * i} for i in range(9)], []),
-    "tokens": ([{"input_ids": [1, 2, 3 + i], "labels": [-100, 2, 3 + i]} for i in range(9)], []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape(folder: Path, shape: str) -> None:
-    records, options = SHAPES[shape]
-    (folder / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    tiny_tokenizers.save(
-        folder / "tok", tiny_tokenizers.byte_level(), tokenizer_config={"eos_token": "</s>"}
-    )
-    (folder / "t.jinja").write_text(CHAT)
-    result = packer("pack", "a.jsonl", "-l", 64, "-t", "tok", *options, "-q", "-o", "out")
-    assert result.exit_code == 0, result.stderr
-    shutil.rmtree(folder / "tok")  # the directory has all that is needed
-    (folder / "t.jinja").unlink()
-    sound()
-
-
-@pytest.mark.parametrize("columns", ["input_ids,cu_seqlens", "input_ids,labels,cu_seqlens"])
-def test_rows_that_do_not_say_where_they_come_from(folder: Path, columns: str) -> None:
-    options = (*write_mixed(folder), "--columns", columns, "-q", "-o", "out")
-    assert packer("pack", *options).exit_code == 0
-    sound()
-    edit(lambda manifest: manifest["config"].update(seed=1))
-    assert "row 0: its inputs give another input_ids" in "".join(problems(*AGAINST))
-
-
-def test_a_sample_is_of_units_with_so_many_documents(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS[:1] * 230))
+def test_a_sample_is_of_units_with_so_many_documents() -> None:
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS[:1] * 230))
     pack("a.jsonl", "-l", 16, "--unit-bytes", 300)
     counted = []
     for sample in (1, 60, 230, 10000):
@@ -112,7 +160,7 @@ def test_a_sample_is_of_units_with_so_many_documents(folder: Path) -> None:
     assert counted[0] == 1 < counted[1] < counted[2] == counted[3] == units
 
 
-# What is amiss
+# Files of the directory
 
 
 def test_files_that_are_changed_gone_or_foreign(packed: Path) -> None:
@@ -166,7 +214,7 @@ def test_each_kind_of_problem_has_its_tip(packed: Path) -> None:
     assert tips["notes.txt"].startswith("move them elsewhere")
 
 
-# Inputs that are others
+# Changed inputs
 
 
 def test_changed_inputs(packed: Path) -> None:
@@ -182,8 +230,29 @@ def test_changed_inputs(packed: Path) -> None:
     assert_sound()
 
 
-def test_inputs_that_have_moved(folder: Path) -> None:
-    """Those that are not where they were are named, and found again by what they hold."""
+@pytest.mark.parametrize("sample", ["5", "all"])
+def test_tokenized_directories_that_changed(sample: str) -> None:
+    of_tokenized()()
+    how = ["--against-inputs", "--sample", sample]
+    path = arrow_file("documents", "ta")
+    flip(path, path.stat().st_size // 2)
+    (line,) = problems(*how)
+    assert line.startswith(f"out: {path}: its sha256 is ")
+    flip(path, path.stat().st_size // 2)
+    Path("b.jsonl").write_bytes(Path("b.jsonl").read_bytes().replace(b"number", b"numbex"))
+    assert_sound(*how)  # rows are compared with documents, and documents with their inputs
+    result = packer("verify", "tb", "--against-inputs")
+    assert (result.exit_code, result.stdout.count("b.jsonl: its sha256 is ")) == (1, 1)
+    tokenize("b.jsonl", "-t", "bytes", "-o", "tb", "--no-eos", "--overwrite")
+    (line,) = problems(*how)
+    assert "tb/manifest.json: " in line
+    shutil.rmtree("tb")
+    (line,) = problems(*how)
+    assert line.startswith("out: tb: ")
+
+
+def test_inputs_that_have_moved() -> None:
+    """Those that are not where they were are named, and recognized by their content."""
     Path("a.jsonl").write_bytes(jsonl(*TEXTS[:4]))
     Path("b.jsonl").write_bytes(jsonl(*TEXTS[4:]))
     pack("a.jsonl", "b.jsonl", "-l", 16, "--unit-bytes", 40)
@@ -192,21 +261,20 @@ def test_inputs_that_have_moved(folder: Path) -> None:
     assert line == "out: b.jsonl: cannot read: No such file or directory"
     tip = packer(*ALL).stderr
     assert "name them after --against-inputs if they have moved, or need credentials" in tip
-    done = packer(*ALL, "c.jsonl")
-    assert (done.exit_code, "units packed again" in done.stdout) == (0, True), done.stdout
+    assert "units packed again" in succeeds(*ALL, "c.jsonl").stdout
     Path("other.jsonl").write_bytes(jsonl("other"))
     assert_error(packer(*ALL, "other.jsonl"), 2, "other.jsonl: is not an input of the result")
     assert_error(packer("verify", "out", "c.jsonl"), 2, "inputs are for --against-inputs")
 
 
-def test_inputs_at_urls(folder: Path) -> None:
-    """They are known by size and version, and can be named with what opens them."""
+def test_inputs_at_urls() -> None:
+    """They are known by size and version, and can be named with credentials."""
     url = "memory://inputs/a.jsonl"
     with fsspec.open(url, "wb") as file:
         file.write(jsonl(*TEXTS))
     pack(url, "-l", 16)
     for more in ([], [url]):
-        assert packer(*ALL, *more).exit_code == 0
+        succeeds(*ALL, *more)
     with fsspec.open(url, "wb") as file:
         file.write(jsonl(*TEXTS, "more"))
     assert problems(*AGAINST) == [f"out: {url}: has another size or version now"]
@@ -215,7 +283,7 @@ def test_inputs_at_urls(folder: Path) -> None:
     assert line.startswith(f"out: {url}: ")
 
 
-def test_stdin_cannot_be_read_again(folder: Path) -> None:
+def test_stdin_cannot_be_read_again() -> None:
     result = unaltered("pack", "-", "-l", 16, "-q", "-o", "out", stdin=jsonl(*TEXTS))
     assert result.returncode == 0, result.stderr
     result = packer("verify", "out", "--against-inputs")
@@ -224,11 +292,7 @@ def test_stdin_cannot_be_read_again(folder: Path) -> None:
     assert "0 units packed again" in result.stdout
 
 
-def replace_input(path: Path, data: bytes) -> None:
-    """Change the only input, and what the manifest says of it: as if packer had misread it."""
-    path.write_bytes(data)
-    listed = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    edit(lambda manifest: manifest["inputs"][0].update(listed))
+# Results that differ from what their inputs give
 
 
 CARRY = [{"text": "ab", "n": 1}, {"text": "cd", "n": 2}]
@@ -242,26 +306,53 @@ OTHER_INPUTS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", OTHER_INPUTS)
-def test_the_first_row_that_differs_is_named(folder: Path, name: str) -> None:
+def test_the_first_row_that_differs_is_named(name: str) -> None:
+    """As if packer had misread the input: it changes, and what the manifest lists of it."""
     *versions, problem = OTHER_INPUTS[name]
     before, now = (
-        "".join(json.dumps(one if isinstance(one, dict) else {"text": one}) + "\n" for one in texts)
-        for texts in versions
+        [one if isinstance(one, dict) else {"text": one} for one in texts] for texts in versions
     )
-    Path("a.jsonl").write_text(before)
+    write_lines("a.jsonl", *before)
     carry = ["--carry", "n:int32"] if name == "a value" else []
     pack("a.jsonl", "-l", 12, "--no-shuffle", "--strategy", "next-fit", *carry)
-    replace_input(folder / "a.jsonl", now.encode())
+    write_lines("a.jsonl", *now)
+    data = Path("a.jsonl").read_bytes()
+    listed = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    edit(lambda manifest: manifest["inputs"][0].update(listed))
     (line,) = problems(*AGAINST)
     place = "unit 0" if name == "a bad record" else first()
     assert line.startswith(f"out: {place}: ")
     assert problem in line
 
 
+def test_a_wrong_seed_wrong_tokens_and_wrong_positions() -> None:
+    RIGHT["rows without segments"]()
+    edit(lambda manifest: manifest["config"].update(seed=1))
+    assert "row 0: its inputs give another input_ids" in "".join(problems(*AGAINST))
+    shutil.rmtree("out")
+    of_tokenized()()
+    path = shard_of()
+    data = changed(path.read_bytes(), "input_ids", 3, ord("z"))
+    forge(path, changed(data, "labels", 3, ord("z")))
+    (line,) = problems(*AGAINST)
+    assert ": row 0: its inputs give another input_ids" in line
+    shutil.rmtree("out")
+    os.rename("tb", "out")
+
+    def change(columns: dict[str, list[Any]]) -> None:
+        for number in range(4, len(columns["position"])):
+            columns["position"][number] += 1
+
+    rewrite("documents", change)
+    assert_sound()
+    (line,) = problems("--against-inputs")
+    assert ": document 4: its inputs give another position" in line
+
+
 def test_labels_are_those_of_the_reference_and_not_of_the_code_that_made_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever tells trained tokens may be wrong while packing: verify does not ask it."""
+    """The code that marks trained tokens while packing may be wrong: verify does not use it."""
     right = tokenization.mark_trained
 
     def wrong(*arguments: Any) -> UInt8:
@@ -271,7 +362,7 @@ def test_labels_are_those_of_the_reference_and_not_of_the_code_that_made_them(
         return trained
 
     monkeypatch.setattr(tokenization, "mark_trained", wrong)
-    assert packer("pack", *write_chat(folder), "-q", "-o", "out").exit_code == 0
+    succeeds("pack", *write_chat(folder), "-q", "-o", "out")
     assert "its inputs give another labels" in "".join(problems(*AGAINST))
 
 
