@@ -32,7 +32,7 @@ from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import MegatronReader
 from packer_cli.inputs.jsonl import JsonlReader
-from packer_cli.inputs.parquet import parquet_file
+from packer_cli.inputs.parquet import ParquetReader
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import MASKS
 from packer_cli.records import InputFile, Int64, Slice, offsets_of
@@ -55,7 +55,6 @@ _AT_ONCE = 1 << 17  # tokens: they fit into the cache of a core with all arrays 
 _LONGEST = 1 << 24  # tokens of a row
 _MOST_ROWS = 4096  # decoded together
 _DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
-_DECODED_BYTES = 2 << 20  # of Parquet
 _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
 _EXPECTED = (
@@ -411,27 +410,18 @@ def _mapped(path: str) -> tuple[Any, Callable[[Any], Any]]:
 
 def _parquet(file: InputFile) -> SetFile:
     """Open a Parquet file, to be decoded a few megabytes at a time."""
-
-    def table() -> Any:
-        return parquet_file(storage.open_arrow(file.path, file.status()))
-
-    with _readable(file.path), table() as opened_file:
-        names, ignored = _chosen(opened_file.schema_arrow, file.path)
-        metadata = opened_file.metadata
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    size = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=1)
-    at_once = max(1, min(_MOST_ROWS, _DECODED_BYTES // max(size, 1)))
-    firsts = offsets_of([group.num_rows for group in groups])
+    reader = ParquetReader()
+    with _readable(file.path), reader.opened(file) as table:
+        names, ignored = _chosen(table.schema, file.path)
+    firsts = offsets_of([group.rows for group in reader.groups(file)])
 
     def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
-        with table() as opened_file:
+        with reader.opened(file) as table:
             for number, (first, end) in enumerate(pairwise(firsts.tolist())):
                 wanted = spans[(spans[:, 1] > first) & (spans[:, 0] < end), 1]
-                if not len(wanted):
-                    continue
-                for at, batch in _numbered(
-                    opened_file.iter_batches(at_once, [number], names), first
-                ):
+                group = Slice(file.index, number, number + 1, 0)
+                decoded = table.batches(group, names, _MOST_ROWS) if len(wanted) else ()
+                for at, batch in _numbered(decoded, first):
                     yield at, batch
                     if at + batch.num_rows >= wanted[-1]:
                         break
