@@ -91,7 +91,7 @@ _COLUMN = 30  # where the help begins
 
 
 def _groups(run: Callable[..., None]) -> dict[str, list[type]]:
-    """Parameter -> the option groups whose options it gets; none for arguments."""
+    """Return parameter -> the option groups whose options it gets; [] for arguments."""
     hints = get_type_hints(run, include_extras=True)
     return {
         name: [
@@ -124,8 +124,8 @@ def with_parameters(run: Callable[..., None]) -> Callable[..., None]:
         }
         for name, parameter in parameters.items():
             if groups[name]:
-                group, own = parameter.annotation, options_of(*groups[name])
-                values = {field: given[field] for field in own if field in given}
+                group, fields = parameter.annotation, options_of(*groups[name])
+                values = {field: given[field] for field in fields if field in given}
                 arguments[name] = values
                 if groups[name] == [group]:
                     refuse_missing(group, values)
@@ -213,7 +213,7 @@ def _function(name: str) -> Callable[..., None]:
 
 @cache
 def _made(name: str) -> Any:
-    """A command in the form of Typer's parser."""
+    """Return a command as Typer's parser has it."""
     # row numbers from the end, such as -1, are not options
     settings = {"ignore_unknown_options": True} if name == "show" else {}
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -224,16 +224,16 @@ def _made(name: str) -> Any:
 
 
 class _AsGiven:
-    """What reads the values of parameters, all of which are texts or switches: as they are given.
+    """Reader of parameters, which passes on texts and switches as they are given.
 
-    Typer 0.29 has pydantic do that, whose import costs nearly as much as all of --help. Earlier
-    versions do not ask parameters for it.
+    Typer 0.29 uses pydantic for that, whose import costs nearly as much as all of --help. Earlier
+    versions do not look for a reader.
     """
 
     @classmethod
     def of(cls, parameters: list[Any]) -> list[Any]:
-        for one in parameters:
-            one.get_runtime_param = cls
+        for parameter in parameters:
+            parameter.get_runtime_param = cls
         return parameters
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -249,16 +249,16 @@ class _Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _made(cmd_name) if cmd_name in _COMMANDS else None
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **how: Any) -> Any:
-        given = [_shown(one) for one in (sys.argv[1:] if args is None else args)]
+    def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
+        arguments = [_shown(text) for text in (sys.argv[1:] if args is None else args)]
         try:
-            code = super().main(given, *rest, **how | {"standalone_mode": False})
+            code = super().main(arguments, *more, **settings | {"standalone_mode": False})
         except _ClickException as error:
             code = 2
             if type(error).__name__ == "NoArgsIsHelpError":
                 error.show()
             else:
-                _report(_of_parser(error), as_json="--json" in given)
+                _report(_of_parser(error), as_json="--json" in arguments)
         except typer.Abort:
             code = 130
         sys.exit(code if isinstance(code, int) else 0)
@@ -274,7 +274,7 @@ class _Group(TyperGroup):
 
 
 def _shown(argument: str) -> str:
-    """An argument; of one that is a URL only what may be printed and stored."""
+    """Return an argument, without the parts of a URL that must not be printed or stored."""
     if not _URL.match(argument):
         return argument
     from packer_cli.storage import public
@@ -306,12 +306,12 @@ class _Command(TyperCommand):
             raise typer.Exit(problem.exit_code) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Arguments by name: what Typer puts around and after it differs between its versions."""
+        """Return arguments by name: versions of Typer differ in what they put around it."""
         pieces = [self.options_metavar or ""]
-        for one in self.get_params(ctx):
-            if isinstance(one, TyperArgument):
-                name = one.metavar if one.required else f"[{one.metavar}]"
-                pieces.append(f"{name}..." if one.nargs == -1 else f"{name}")
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, TyperArgument):
+                name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+                pieces.append(f"{name}..." if parameter.nargs == -1 else f"{name}")
         return pieces
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -322,7 +322,7 @@ class _Command(TyperCommand):
 
 
 def _problem_of(error: BaseException) -> PackerError:
-    """What is told of an error that ends a command."""
+    """Return the error that is reported for an exception that ends a command."""
     if isinstance(error, PackerError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -337,7 +337,7 @@ def _problem_of(error: BaseException) -> PackerError:
 
 
 def _report(problem: PackerError, *, as_json: bool) -> None:
-    """The one place where errors are printed."""
+    """Print an error. All errors are printed here."""
     if as_json:
         import json
 
@@ -351,7 +351,7 @@ def _report(problem: PackerError, *, as_json: bool) -> None:
 
 
 def _of_parser(error: Any) -> UsageError:
-    """An error of the parser, with a tip if another name is near, or of another command."""
+    """Return an error of the parser, with a tip if another name is near, or of another command."""
     message, ctx = error.format_message(), getattr(error, "ctx", None)
     tip = f"see {getattr(ctx, 'command_path', 'packer')} --help"
     if type(error).__name__ == "NoSuchOption":
@@ -364,17 +364,21 @@ def _of_parser(error: Any) -> UsageError:
 def _about_option(name: str, ctx: Any) -> str:
     """Return a tip: the commands that have an option, or the nearest option of this one, or ""."""
     options = options_in(_function(ctx.info_name)) if ctx.info_name in _COMMANDS else {}
-    others = {other: one.flag for one in options.values() for other in one.names_elsewhere}
+    known = {other: option.flag for option in options.values() for other in option.names_elsewhere}
     having = [
         f"packer {command}"
-        for command in (_COMMANDS if options and name not in others else ())
+        for command in (_COMMANDS if options and name not in known else ())
         if any(name in parameter.opts for parameter in _made(command).params)
     ]
     if having:
         return f"it is an option of {', '.join(having)}"
     parameters = ctx.command.params
-    flags = {flag: flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
-    return _suggestion(name, flags | others)
+    flags = {
+        flag: flag
+        for parameter in parameters
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    }
+    return _suggestion(name, flags | known)
 
 
 def _suggestion(name: str, names: Mapping[str, str]) -> str:
@@ -418,7 +422,7 @@ def _root(
 
 
 def main() -> None:
-    """The `packer` command, once this module is imported: see `__main__.py`."""
+    """Run the `packer` command: see `__main__.py`."""
     # The threads for matrices, which are not used here, that numpy starts on its import, one less
     # than there are cores: without them it takes 50 of 140 ms less of processor time (best of 15).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

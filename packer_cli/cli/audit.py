@@ -28,7 +28,7 @@ from packer_cli.options.values import COUNT, whole
 if TYPE_CHECKING:
     from packer_cli.audit import Audit, AuditedSet, Finding
     from packer_cli.audit.documents import TokenConventions
-    from packer_cli.reports import Report, Rows, Section
+    from packer_cli.reports import Cell, Report, Rows, Section
     from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import Result, TokenizerInfo
     from packer_cli.tokenization.decoding import Decoder
@@ -96,23 +96,27 @@ def audit(name: SetName, options: AuditOptions) -> None:
     with unreadable():
         set_ = open_set(name, options.format, options.max_length, options.tokens)
         info = tokenizer_of(options.tokenizer)
-        found = run(set_, info, max_length=options.max_length, sample=sample)
+        result = run(set_, info, max_length=options.max_length, sample=sample)
         rows = None
         if options.html is not None:
-            chosen = _rows_for(found)
-            shown = shown_rows(set_, found.conventions, list(chosen), options.tokens)
-            about = [(one, chosen[one.index]) for one in shown]
+            chosen = _rows_for(result)
+            shown = shown_rows(set_, result.conventions, list(chosen), options.tokens)
+            about = [(row, chosen[row.index]) for row in shown]
             rows = rows_of_page(about, decoder_of(set_, options.tokenizer))
-    show_reports({name: _report(found, rows)}, as_json=options.as_json, html=options.html)
-    if not found.is_clean:
-        kinds = [one.severity for one in found.findings]
-        counts = [plural(kinds.count(one), one) for one in ("error", "warning") if one in kinds]
-        command = ["packer", "show", name, str(found.findings[0].examples[0][0])]
+    show_reports({name: _report(result, rows)}, as_json=options.as_json, html=options.html)
+    if not result.is_clean:
+        kinds = [finding.severity for finding in result.findings]
+        counts = [
+            plural(kinds.count(severity), severity)
+            for severity in ("error", "warning")
+            if severity in kinds
+        ]
+        command = ["packer", "show", name, str(result.findings[0].examples[0][0])]
         of_packer = set_.facts is not None
         for flag in ("tokens",) if of_packer else ("tokenizer", "format", "max_length"):
             value = getattr(options, flag)
-            for one in value if flag == "tokens" else [value] * (value is not None):
-                command += [as_option(flag), str(one)]
+            for item in value if flag == "tokens" else [value] * (value is not None):
+                command += [as_option(flag), str(item)]
         tip = f"look at the rows: {shlex.join(command)}"
         has_text = of_packer or options.tokenizer is not None
         raise DataError(
@@ -127,8 +131,8 @@ def shown_rows(
     rows: Sequence[int],
     tokens: tuple[str, ...] = (),
 ) -> Iterator[Shown]:
-    """Rows of any set, in ascending order, as `packer show` has those of packer's. Raises DataError
-    for what cannot be read.
+    """Yield rows of any set, in ascending order, like those of packer's own results. Raises
+    DataError for rows that cannot be read.
     """
     from packer_cli.storage import base_name, is_url
 
@@ -145,7 +149,10 @@ def shown_rows(
     for raw in set_.read(np.stack([numbers, numbers + 1], axis=1)):
         b = DocumentBatch(raw, set_, conventions)
         for row in range(b.rows):
-            spans = [slice(b.begins[one], b.stops[one]) for one in np.flatnonzero(b.row_of == row)]
+            spans = [
+                slice(b.begins[document], b.stops[document])
+                for document in np.flatnonzero(b.row_of == row)
+            ]
             trained = b.trained if set_.has_labels else None
             segments = [
                 Segment(number, None, b.ids[span], None if trained is None else trained[span])
@@ -159,8 +166,8 @@ def shown_rows(
 def reader_of(
     directory: Path, manifest: Result, tokens: tuple[str, ...]
 ) -> tuple[str, int, bool, Callable[[int], Shown]]:
-    """Of a result of packer: (row or document, how many, whether it is known what is trained on,
-    what reads one).
+    """Open a result of packer. Returns ("row" or "document", their number, whether it is known what
+    is trained on, a function that reads one).
     """
     from packer_cli.reports.show import read_document, read_row
     from packer_cli.result.manifest import Manifest
@@ -185,13 +192,13 @@ def reader_of(
 
 
 def _rows_for(audit: Audit) -> dict[int, list[str]]:
-    """Rows to look at, with why: the examples of each finding, the emptiest, and evenly spread
-    ones.
+    """Return rows to look at, with reasons: the examples of each finding, the emptiest rows, and
+    evenly spread ones.
     """
     chosen: dict[int, list[str]] = {}
-    for one in audit.findings:
-        for row, place in one.examples:
-            chosen.setdefault(row, []).append(f"{one.rule} at {place}")
+    for finding in audit.findings:
+        for row, place in finding.examples:
+            chosen.setdefault(row, []).append(f"{finding.rule} at {place}")
     for _, row in audit.emptiest:
         chosen.setdefault(row, []).append("one of the emptiest")
     for number in range(_SAMPLED):
@@ -200,21 +207,21 @@ def _rows_for(audit: Audit) -> dict[int, list[str]]:
 
 
 def _report(audit: Audit, rows: Rows | None) -> Report:
-    """What was read and how, a table of findings, and what was not applied; on a page also `rows`,
-    to which the examples lead.
+    """Report what was read and how, findings, and rules that were not applied; on a page also
+    `rows`, to which the examples lead.
     """
     import packer_cli
     from packer_cli.reports import Fact, Figure, Report
     from packer_cli.result.wording import count
 
-    set_, severities = audit.set_, [one.severity for one in audit.findings]
+    set_, severities = audit.set_, [finding.severity for finding in audit.findings]
     at = "their own token" if set_.meaning.shift == "own" else "the token before"
     labels = f"labels are at {at}" if set_.has_labels else "nothing says what is trained"
     facts = [
         Fact("format", f"{set_.format}: {set_.meaning.description}, recognized by {set_.evidence}"),
         Fact("columns", f"{', '.join(set_.names)}; {labels}"),
-        *(Fact(what, how) for what, how in audit.conventions.evidence.items()),
-        *(Fact("left out", what, True) for what in set_.left_out),
+        *(Fact(label, words) for label, words in audit.conventions.evidence.items()),
+        *(Fact("left out", words, True) for words in set_.left_out),
     ]
     if audit.conventions.length is not None and not set_.documents:
         facts.append(Fact("full rows", f"have {audit.conventions.length:,} tokens"))
@@ -233,41 +240,46 @@ def _report(audit: Audit, rows: Rows | None) -> Report:
 def _sections(audit: Audit, shown: Rows | None) -> list[Section]:
     from packer_cli.audit import RULES
     from packer_cli.reports import Section, Table, Text
-    from packer_cli.result.wording import count, percent, plural
+    from packer_cli.result.wording import plural
 
     sections = [Section("Findings", [Text("nothing was found", only_page=False)])]
     if audit.findings:
-        head = ["rule", "severity", "rows", "share", "examples: row, place", "means"]
-        lines = [
-            [one.rule, one.severity, count(one.rows), percent(one.rows / max(audit.rows, 1)),
-             _examples(one), RULES[one.rule].means + f" ({one.detail})" * bool(one.detail)]
-            for one in audit.findings
+        lines: list[dict[str, Cell]] = [
+            {"rule": finding.rule, "severity": finding.severity, "rows": finding.rows,
+             "share": finding.rows / max(audit.rows, 1), "examples: row, place": _examples(finding),
+             "means": RULES[finding.rule].means + f" ({finding.detail})" * bool(finding.detail)}
+            for finding in audit.findings
         ]  # fmt: skip
-        there = {one.number for one in shown.rows} if shown else set[int]()
-        links = [[row for row, _ in one.examples if row in there] for one in audit.findings]
-        found = Table("", head, lines, text=["rule", "severity", head[4], "means"],
-                      names_first=True, linked="look at row",
-                      links=links if there else ())  # fmt: skip
-        todo = [[one.rule, RULES[one.rule].todo] for one in audit.findings]
-        do = Table("what to do", ["rule", "do"], todo, ["rule", "do"], names_first=True)
-        sections = [Section("Findings", [found]), Section("What to do", [do])]
+        there = {row.number for row in shown.rows} if shown else set[int]()
+        links = [[row for row, _ in finding.examples if row in there] for finding in audit.findings]
+        findings = Table(
+            "", lines, names_first=True, linked="look at row", links=links if there else ()
+        )
+        todo = [
+            {"rule": finding.rule, "do": RULES[finding.rule].todo} for finding in audit.findings
+        ]
+        do = Table("what to do", todo, names_first=True)
+        sections = [Section("Findings", [findings]), Section("What to do", [do])]
     if audit.not_applied:
-        reasons = dict.fromkeys(audit.not_applied.values())
-        rows = [[why, ", ".join(rule for rule, own in audit.not_applied.items() if own == why)]
-                for why in reasons]  # fmt: skip
-        title, head = f"not applied: {plural(len(audit.not_applied), 'rule')}", ["because", "rules"]
-        sections.append(Section("Not applied", [Table(title, head, rows, head, names_first=True)]))
+        rules: dict[str, list[str]] = {}
+        for rule, reason in audit.not_applied.items():
+            rules.setdefault(reason, []).append(rule)
+        reasons = [
+            {"because": reason, "rules": ", ".join(names)} for reason, names in rules.items()
+        ]
+        title = f"not applied: {plural(len(audit.not_applied), 'rule')}"
+        sections.append(Section("Not applied", [Table(title, reasons, names_first=True)]))
     return sections
 
 
-def _examples(one: Finding) -> str:
-    places = [f"{row}, {place}" for row, place in one.examples[:_SHOWN]]
-    return "; ".join([*places, *["..."] * (one.rows > _SHOWN)])
+def _examples(finding: Finding) -> str:
+    places = [f"{row}, {place}" for row, place in finding.examples[:_SHOWN]]
+    return "; ".join([*places, *["..."] * (finding.rows > _SHOWN)])
 
 
 @contextmanager
 def unreadable() -> Iterator[None]:
-    """A context in which a set that cannot be read ends with the exit code 2."""
+    """Return a context in which a set that cannot be read ends with exit code 2."""
     try:
         yield
     except DataError as error:
@@ -276,7 +288,7 @@ def unreadable() -> Iterator[None]:
 
 
 def decoder_of(set_: AuditedSet, tokenizer: str | None) -> Decoder | str:
-    """The decoder of the tokenizer that is named, or else of the set's own; or why there is none.
+    """Return the decoder of the named tokenizer, or else of the set's own; or why there is none.
     Raises UsageError.
     """
     from packer_cli.storage import is_url
@@ -296,7 +308,7 @@ def decoder_of(set_: AuditedSet, tokenizer: str | None) -> Decoder | str:
 
 
 def tokenizer_of(name: str | None) -> TokenizerInfo | None:
-    """What a tokenizer says of itself; None without a name. Raises UsageError."""
+    """Return the facts of a tokenizer; None without a name. Raises UsageError."""
     from packer_cli.tokenization.locate import locate
     from packer_cli.tokenization.tokenizer import Framing, bytes_tokenizer, load_tokenizer
 

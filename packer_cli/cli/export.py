@@ -48,7 +48,7 @@ def export(
     sizes: StepOptions,
     rows: TokensOf,
     locks: Locking,
-    how: Progress,
+    reporting: Progress,
 ) -> None:
     """Write a packed directory, or tokenized documents, in the format of another trainer.
 
@@ -76,12 +76,12 @@ def export(
         tokens=rows.tokens,
         overwrite=options.overwrite,
         no_lock=locks.no_lock,
-        show_progress=not how.quiet,
+        show_progress=not reporting.quiet,
         notify=print_note,
     ).facts
     names = ("rows", "segments", "documents", "tokens")
     counts = {name: getattr(facts, name) for name in names if name in facts.document}
-    if how.as_json:
+    if reporting.as_json:
         import json
 
         print(json.dumps({"output": str(output), "format": to} | counts, indent=1))

@@ -24,7 +24,9 @@ Inputs = Annotated[
 
 
 def pack(
-    inputs: Inputs, given: Annotated[Values, PackConfig, PackOptions, RunOptions], how: RankOptions
+    inputs: Inputs,
+    given: Annotated[Values, PackConfig, PackOptions, RunOptions],
+    process: RankOptions,
 ) -> None:
     """Tokenize and pack data into Arrow shards.
 
@@ -48,20 +50,20 @@ def pack(
     output = command.output
     if output is None:
         output = default_output(inputs, f"packed-{request.config.max_length}")
-    place, run = _place_of(output), _of_run(request.options, how)
-    made: list[tuple[Path | str, object]] = []
+    place, run = _place_of(output), _of_run(request.options, process)
+    manifests: list[tuple[Path | str, object]] = []
     if request.recipe:
         from packer_cli.run.recipe import pack_recipe
 
-        made += pack_recipe(request.recipe, place, run)
+        manifests += pack_recipe(request.recipe, place, run)
     else:
         from packer_cli.run import pipeline
 
         manifest = pipeline.pack(request.inputs, place, request.config, run, command.tokenizer)
-        made.append((place, manifest))
+        manifests.append((place, manifest))
     # a rank that leaves units to others has none
-    results = [(path, one) for path, one in made if isinstance(one, Manifest)]
-    print_results(results, as_json=how.as_json)
+    results = [(path, manifest) for path, manifest in manifests if isinstance(manifest, Manifest)]
+    print_results(results, as_json=process.as_json)
 
 
 def tokenize(
@@ -69,7 +71,7 @@ def tokenize(
     config: Annotated[Values, DocumentConfig],
     command: PackOptions,
     options: RunOptions,
-    how: RankOptions,
+    process: RankOptions,
 ) -> None:
     """Tokenize data once, to pack it at any length and in any mixture.
 
@@ -87,14 +89,14 @@ def tokenize(
     documents = DocumentConfig(**with_text_field(config | {"text_field": command.text_field}))
     refuse_name("--tokenizer", command.tokenizer)
     output = command.output or default_output(inputs, "tokenized")
-    place, run = _place_of(output), _of_run(options, how)
+    place, run = _place_of(output), _of_run(options, process)
     manifest = pipeline.pack(inputs, place, documents, run, command.tokenizer)
     if manifest is not None:  # other ranks have units to tokenize
-        print_results([(place, manifest)], as_json=how.as_json)
+        print_results([(place, manifest)], as_json=process.as_json)
 
 
 def default_output(inputs: list[str], ending: str) -> str:
-    """`data-ENDING` for `some/where/data.jsonl` or a URL, in the current directory."""
+    """Return `data-ENDING` for `some/where/data.jsonl` or a URL, in the current directory."""
     from packer_cli.options.formats import belongs_to, format_of
     from packer_cli.options.recipe import is_recipe
     from packer_cli.result.manifest import as_named
@@ -113,17 +115,17 @@ def default_output(inputs: list[str], ending: str) -> str:
 
 
 def _place_of(output: str) -> Path | str:
-    """Where a result goes. UsageError for names to which nothing can be written."""
+    """Return the place of a result. Raises UsageError for names to which nothing can be written."""
     from packer_cli.storage import place
 
     refuse_name("--output", output)
     return place(output)
 
 
-def _of_run(options: RunOptions, how: RankOptions) -> RunOptions:
-    """The options of a run, with what the command line alone says."""
+def _of_run(options: RunOptions, process: RankOptions) -> RunOptions:
+    """Return the options of a run, with those that only the command line has."""
     from packer_cli.run.pipeline import find_rank
 
-    notify = notes(quiet=how.quiet)
-    ranks: Values = dict(find_rank(how.rank, how.world_size, notify))
-    return replace(options, progress=not how.quiet, notify=notify, warn=print_note, **ranks)
+    notify = notes(quiet=process.quiet)
+    ranks: Values = dict(find_rank(process.rank, process.world_size, notify))
+    return replace(options, progress=not process.quiet, notify=notify, warn=print_note, **ranks)

@@ -93,7 +93,7 @@ def plan(
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     check_page(html, as_json=as_json)
     requests = _requests(inputs, options, given)
-    request, configs = requests[0], [one.config for one in requests]
+    request, configs = requests[0], [item.config for item in requests]
     refuse_name("--tokenizer", request.command.tokenizer)
     if options.tokenized is not None:
         refuse_name("--tokenized", options.tokenized)
@@ -104,18 +104,18 @@ def plan(
     if html is not None and len(plans) > 1:
         print_note(f"the page shows the rows of {plans[0][0]} only")
     reports = {
-        side or "": plan_report(one, named(inputs, 1) + (f": {side}" if side else ""))
-        for side, one in plans
+        side or "": plan_report(side_plan, named(inputs, 1) + (f": {side}" if side else ""))
+        for side, side_plan in plans
     }
     show_reports(reports, as_json=as_json, html=html)
-    for _, one in plans:
-        _refuse_incomplete(one)
+    for _, side_plan in plans:
+        _refuse_incomplete(side_plan)
 
 
 def _requests(
     inputs: list[str], options: PlanOptions, given: Values
 ) -> list[PackRequest[EncodingOptions]]:
-    """What is asked for, once for each strategy and length."""
+    """Return a request for each strategy and length."""
     from packer_cli.options.recipe import request_of
 
     given = {name: value for name, value in given.items() if name not in _SEVERAL}
@@ -127,8 +127,10 @@ def _requests(
         for length in dict.fromkeys(lengths or [None])
     ]
     return [
-        request_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)
-        for way in ways
+        request_of(
+            inputs, given | {k: v for k, v in variant.items() if v is not None}, EncodingOptions
+        )
+        for variant in ways
     ]
 
 
@@ -140,7 +142,7 @@ def _plans(
     *,
     quiet: bool,
 ) -> list[tuple[str | None, Plan]]:
-    """Plans of the result, or of each side of a recipe's split with its name."""
+    """Return plans of the result, or of each side of a recipe's split with its name."""
     from packer_cli.plan import Planning
 
     options = replace(request.options, notify=notes(quiet=quiet), warn=print_note)
@@ -152,10 +154,10 @@ def _plans(
 
 
 def _refuse_incomplete(result: Plan) -> None:
-    """ThresholdMissed if --max-loss would mark a result incomplete."""
-    for one in result.outcomes:
-        if incomplete := one.totals.get("incomplete"):
+    """Raise ThresholdMissed if --max-loss would mark a result incomplete."""
+    for outcome in result.outcomes:
+        if incomplete := outcome.totals.get("incomplete"):
             raise ThresholdMissed(
-                f"--max-length {one.config.max_length}: {incomplete}",
+                f"--max-length {outcome.config.max_length}: {incomplete}",
                 "packer pack would mark the output incomplete; see --overlong and --max-length",
             )

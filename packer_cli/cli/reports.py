@@ -1,4 +1,4 @@
-"""What commands print: notes, and reports as tables, as JSON, or as a page with `--html FILE`."""
+"""Output of commands: notes, and reports as tables, as JSON, or as a page with `--html FILE`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STDOUT = "-"
 
 @dataclass(frozen=True)
 class TokensOf(OptionGroup):
-    """Options of commands that read rows, also those of views, which are made of tokens."""
+    """Options of commands that read rows; those of views are in tokenized directories."""
 
     tokens: Annotated[
         tuple[str, ...],
@@ -58,7 +58,7 @@ def print_note(message: str) -> None:
 
 
 def notes(*, quiet: bool) -> Callable[[str], None]:
-    """What prints notes, which nobody needs to see."""
+    """Return a function that prints notes, or none if they are not wanted."""
     return (lambda message: None) if quiet else print_note
 
 
@@ -77,14 +77,14 @@ def print_results(results: Sequence[tuple[Path | str, Result]], *, as_json: bool
     from packer_cli.storage import base_name
 
     show_reports(
-        {base_name(str(place)): stats_report(place, one, is_detailed=False)
-         for place, one in results},
+        {base_name(str(place)): stats_report(place, manifest, is_detailed=False)
+         for place, manifest in results},
         as_json=as_json,
     )  # fmt: skip
-    for directory, one in results:
-        if one.incomplete:
+    for directory, manifest in results:
+        if manifest.incomplete:
             raise ThresholdMissed(
-                f"{directory}: {one.incomplete}",
+                f"{directory}: {manifest.incomplete}",
                 "the output is kept, marked incomplete; see --overlong and --max-length",
             )
 
@@ -104,18 +104,18 @@ def show_reports(reports: Mapping[str, Report], *, as_json: bool, html: str | No
             save(html, content)
             (print_note if as_json else print)(one_line(f"wrote {html}"))
     if as_json:
-        shown = {name: one.content for name, one in reports.items()}
+        shown = {name: report.content for name, report in reports.items()}
         print(json.dumps(shown if len(shown) > 1 else next(iter(shown.values())), indent=1))
     elif html is None:
         from packer_cli.reports.terminal import print_report
 
-        for number, one in enumerate(reports.values()):
+        for number, report in enumerate(reports.values()):
             print(end="\n" if number else "")
-            print_report(one)
+            print_report(report)
 
 
 def check_page(name: str | None, *, as_json: bool) -> None:
-    """UsageError where no page of that name can be written, before any work is done."""
+    """Raise UsageError if no page of that name can be written, before any work is done."""
     refuse_name("--html", name)
     if name == _STDOUT and as_json:
         raise UsageError("--html - and --json both write to stdout", "name a file for the page")

@@ -92,9 +92,9 @@ class ShowOptions(Page, TokensOf, StepOptions, Reporting):
         yield self.ranks is not None and not is_step, "--ranks needs --step", "add --step N"
         has_one = (self.balance is None) != (self.hidden_size is None)
         yield has_one, "--balance and --hidden-size: each needs the other", "give both or none"
-        given = self.seed or self.balance
+        sampler = self.seed or self.balance
         yield mutually_exclusive(
-            "--checkpoint", self.checkpoint is not None, "--seed or --balance", given
+            "--checkpoint", self.checkpoint is not None, "--seed or --balance", sampler
         )
 
 
@@ -132,8 +132,8 @@ def show(
         _show_step(local(name, LOCAL_ONLY), options)
         return
     check_page(html, as_json=options.as_json)
-    given = segment is not None or options.as_json
-    refuse([mutually_exclusive("--html", html is not None, "--segment and --json", given)])
+    not_on_page = segment is not None or options.as_json
+    refuse([mutually_exclusive("--html", html is not None, "--segment and --json", not_on_page)])
     what, count, labels, read, load = _rows(local(name, LOCAL_ONLY), options)
     if what == "document" and segment is not None:
         raise UsageError("--segment: is for rows, and documents have no segments", "leave it out")
@@ -164,20 +164,20 @@ def _show_step(directory: Path, options: ShowOptions) -> None:
     from packer_cli.reports.terminal import print_report
     from packer_cli.result.opening import open_packed, origin_as_json
 
-    step, state, done = options.step, None, 0
+    step, state, steps_done = options.step, None, 0
     sampler: dict[str, Any] = {"seed": options.seed}
     if options.balance:
         sampler |= {"balance": options.balance, "hidden_size": options.hidden_size}
     if options.checkpoint is not None:
-        sampler, state, done = saved_in(options.checkpoint)
-        step = done - 1 if step is None else step
+        sampler, state, steps_done = saved_in(options.checkpoint)
+        step = steps_done - 1 if step is None else step
     if options.ranks is not None:
         sizes = options.ranks, options.batch_size, options.micro_batches
         sampler |= zip(SIZES, sizes, strict=True)
     if step is None or SIZES[0] not in sampler:
         raise UsageError("--step needs --ranks", "add --ranks W, and the other sizes of a step")
     packed = open_packed(directory, options.tokens)
-    ranks = ranks_in(packed, step, sampler, state, done)
+    ranks = ranks_in(packed, step, sampler, state, steps_done)
     rows = rows_in(packed, ranks, sampler["batch_size"], print_note)
     if not options.as_json:
         print_report(step_report(step, sampler, rows))
@@ -189,8 +189,8 @@ def _show_step(directory: Path, options: ShowOptions) -> None:
 
 
 class _Rows(NamedTuple):
-    """Rows or documents: what they are, how many, whether it is known what is trained on, what
-    reads some of them, and what loads their decoder, or says why there is none.
+    """Rows or documents: `what` they are, their number, and `labels`: whether it is known what is
+    trained on. `read` yields some of them, `load` returns their decoder, or why there is none.
     """
 
     what: str
@@ -201,7 +201,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(directory: Path, options: ShowOptions) -> _Rows:
-    """The rows of a result of packer, or of another tool's set."""
+    """Open the rows of a result of packer, or of another tool's set."""
     from packer_cli.result.layout import INCOMPLETE, WORK
     from packer_cli.result.manifest import is_manifest, is_result, load_any, splits_of
     from packer_cli.tokenization.decoding import load_decoder
@@ -222,12 +222,12 @@ def _rows(directory: Path, options: ShowOptions) -> _Rows:
 
 
 def _has_set(directory: Path) -> bool:
-    """Whether there is more than an empty folder, of which nothing can be said."""
+    """Tell if there is a file, or a folder that is not empty."""
     return directory.is_file() or (directory.is_dir() and any(directory.iterdir()))
 
 
 def _of_others(directory: Path, options: ShowOptions) -> _Rows:
-    """The rows of a set that another tool has made."""
+    """Open the rows of a set that another tool has made."""
     from packer_cli.audit import infer_conventions, open_set
 
     refuse([(options.tokens, "--tokens: is for views of packer", "leave it out")])
@@ -237,10 +237,10 @@ def _of_others(directory: Path, options: ShowOptions) -> _Rows:
 
     def read(numbers: Iterable[int]) -> Iterator[Shown]:
         left = iter(numbers)
-        while some := [*islice(left, _AT_ONCE)]:
+        while chunk := [*islice(left, _AT_ONCE)]:
             with unreadable():
-                found = {one.index: one for one in shown_rows(set_, conventions, some)}
-            yield from map(found.__getitem__, some)
+                rows = {row.index: row for row in shown_rows(set_, conventions, chunk)}
+            yield from map(rows.__getitem__, chunk)
 
     load = partial(decoder_of, set_, options.tokenizer)
     return _Rows("row", set_.rows, set_.has_labels, read, load)

@@ -93,9 +93,13 @@ def stats(
             recount(Path(place), options.tokens)
     reports = {
         base_name(str(place)): stats_report(
-            place, one, by=options.by, steps=_steps(place, one, options), is_recounted=options.deep
+            place,
+            manifest,
+            by=options.by,
+            steps=_steps(place, manifest, options),
+            is_recounted=options.deep,
         )
-        for place, one in results
+        for place, manifest in results
     }
     show_reports(reports, as_json=options.as_json, html=html)
     least = options.min_utilization
@@ -109,7 +113,7 @@ def stats(
 
 
 def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> None:
-    """UsageError for what this result does not have."""
+    """Raise UsageError for options that do not suit this result."""
     from packer_cli.result.manifest import Manifest
 
     of_rows = {
@@ -117,7 +121,7 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
         "--ranks": options.ranks,
         "--html": options.html,
     }
-    given = [name for name, value in of_rows.items() if value is not None]
+    of_rows_given = [name for name, value in of_rows.items() if value is not None]
     refuse([
         (
             options.by == "source" and not getattr(manifest, "sources", ()),
@@ -125,8 +129,8 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
             "see --by input",
         ),
         (
-            given and not isinstance(manifest, Manifest),
-            f"{', '.join(given)}: {directory} holds documents, which are not in rows yet",
+            of_rows_given and not isinstance(manifest, Manifest),
+            f"{', '.join(of_rows_given)}: {directory} holds documents, which are not in rows yet",
             f"pack them, or see packer plan {directory} --max-length 4096",
         ),
     ])  # fmt: skip
@@ -151,11 +155,11 @@ def _steps(directory: Path | str, facts: Result, options: StepOptions) -> dict[s
     order = Order(len(packed))
     steps = len(packed) // sizes.rows
     counted = min(steps, max(1, _MOST_ROWS // sizes.rows))
-    found = {"sizes": str(sizes), "hidden_size": options.hidden_size, "steps": steps,
+    ratios = {"sizes": str(sizes), "hidden_size": options.hidden_size, "steps": steps,
              "steps_counted": counted}  # fmt: skip
     for balance in (None, *BALANCES) if counted else ():
         schedule = Schedule(order, sizes, balance=balance, costs=costs)
         rows = schedule.rows_at(0, counted * sizes.rows)
         of_ranks = costs[rows].reshape(counted, -1, sizes.world_size).sum(1)
-        found[balance or "random"] = float((of_ranks.max(1) / of_ranks.mean(1)).mean())
-    return found
+        ratios[balance or "random"] = float((of_ranks.max(1) / of_ranks.mean(1)).mean())
+    return ratios

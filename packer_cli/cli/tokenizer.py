@@ -60,13 +60,12 @@ def tokenizer(name: Name, inputs: Inputs = None, *, options: TokenizerOptions) -
         print(json.dumps(about | {"compared": compared}, indent=1))
     else:
         shown = {key.replace("_", " "): value for key, value in about.items() if value is not None}
-        for one in compared:
-            first = f", the first: {one['first']!r}" if one["different"] else ""
-            shown[one["source"]] = (
-                f"{one['different']:,} of {one['texts']:,} texts differ from AutoTokenizer{first}"
-            )
+        for result in compared:
+            first = f", the first: {result['first']!r}" if result["different"] else ""
+            counts = f"{result['different']:,} of {result['texts']:,} texts"
+            shown[result["source"]] = f"{counts} differ from AutoTokenizer{first}"
         print(*(one_line(f"{key}: {value}") for key, value in shown.items()), sep="\n")
-    if any(one["different"] for one in compared):
+    if any(comparison["different"] for comparison in compared):
         raise DataError(
             f"tokenizer {name}: AutoTokenizer gives other tokens than its tokenizer.json",
             'train and infer with one of them: "tokenizer_class": "PreTrainedTokenizerFast" in '
@@ -94,9 +93,9 @@ def _compare(files: TokenizerFiles, inputs: list[str]) -> Iterator[dict[str, Any
             "--check needs transformers, perhaps a newer one, and all files of the tokenizer",
         ) from error
     texts = {"built-in texts": built_in_texts(files.added_tokens)}
-    for source, some in (texts | {name: _texts(name, files) for name in inputs}).items():
+    for source, texts_there in (texts | {name: _texts(name, files) for name in inputs}).items():
         about: dict[str, Any] = {"source": source, "texts": 0, "different": 0, "first": None}
-        for text in some:
+        for text in texts_there:
             about["texts"] += 1
             ids = theirs(text, add_special_tokens=False)["input_ids"]
             if ids != ours.encode([text])[0].tolist():
@@ -106,16 +105,16 @@ def _compare(files: TokenizerFiles, inputs: list[str]) -> Iterator[dict[str, Any
 
 
 def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
-    """The first texts of an input; of messages, as the tokenizer's template renders them."""
+    """Yield the first texts of an input; messages as the tokenizer's template renders them."""
     from packer_cli.inputs.discovery import find_inputs
     from packer_cli.options.documents import DocumentConfig
     from packer_cli.options.run_options import EncodingOptions
     from packer_cli.run import pipeline, source
 
     config, options = DocumentConfig(), EncodingOptions(workers=1)
-    found = find_inputs([name], config)
-    run = pipeline.settle(found, config, files.source, options).cut()
+    files_found = find_inputs([name], config)
+    run = pipeline.settle(files_found, config, files.source, options).cut()
     with closing(source.prepare(run, run.units, options)) as documents:
         slices = [part for unit in run.units for part in unit.slices]
-        records = chain.from_iterable(documents.read(run.files[one.file], one) for one in slices)
-        yield from islice(chain.from_iterable(some.texts or [] for some in records), _TEXTS)
+        records = chain.from_iterable(documents.read(run.files[part.file], part) for part in slices)
+        yield from islice(chain.from_iterable(block.texts or [] for block in records), _TEXTS)

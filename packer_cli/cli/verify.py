@@ -72,7 +72,7 @@ def verify(
         compare = partial(compare_inputs, workers=encoding.workers, inputs=inputs or (),
                           sample=count, seed=options.seed)  # fmt: skip
     places = [Path(part) for part in splits_of(directory)] or [directory]
-    found = {
+    findings_of = {
         place: check(
             place,
             encoding,
@@ -85,12 +85,12 @@ def verify(
     if options.as_json:
         content = {
             place.name: {"directory": str(place)} | findings.as_json()
-            for place, findings in found.items()
+            for place, findings in findings_of.items()
         }
         print(json.dumps(content if len(content) > 1 else content.popitem()[1], indent=1))
-    for place, findings in found.items():
+    for place, findings in findings_of.items():
         for line in [] if options.as_json else findings.lines(place):
             print(one_line(line))
-    for place, findings in found.items():
+    for place, findings in findings_of.items():
         if problems := len(findings.problems):
             raise DataError(f"{place}: {problems} problem{'s' * (problems != 1)}", findings.tip())

@@ -1,1 +1,1 @@
-"""What users choose: options, shapes of records, strategies."""
+"""Options of commands and recipes, shapes of records, and strategies."""

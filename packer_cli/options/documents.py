@@ -277,17 +277,17 @@ class DocumentConfig(OptionGroup):
 
     @property
     def renamed(self) -> dict[str, str]:
-        """The names in the input of fields of records, by their own."""
-        return {own: name for own, name in self.fields if own not in MESSAGE_KEYS}
+        """Names in the input of fields of records, by the names of the shape."""
+        return {key: name for key, name in self.fields if key not in MESSAGE_KEYS}
 
     @property
     def message_keys(self) -> dict[str, str]:
-        """The names in the input of keys of messages, by their own."""
-        return {own: name for own, name in self.fields if own in MESSAGE_KEYS}
+        """Names in the input of keys of messages, by the names of the shape."""
+        return {key: name for key, name in self.fields if key in MESSAGE_KEYS}
 
     @property
     def arguments(self) -> dict[str, object]:
-        """`template_args` as a dict of values. UsageError for text that is not JSON."""
+        """`template_args` as a dict of values. Raises UsageError for text that is not JSON."""
         values: dict[str, object] = {}
         for name, text in self.template_args:
             try:
@@ -298,22 +298,22 @@ class DocumentConfig(OptionGroup):
 
     @property
     def trains_reasoning(self) -> bool:
-        """Whether the assistant's reasoning is trained on, where the assistant is."""
+        """True if reasoning is trained on in messages that are trained on."""
         return self.train_on != "final" if self.train_reasoning is None else self.train_reasoning
 
     @property
     def trains_all_parts(self) -> bool:
-        """Whether all kinds of what the assistant says are trained on."""
+        """True if reasoning, content and tool calls of the assistant are all trained on."""
         return self.trains_reasoning and self.train_tool_calls is not False
 
     @property
     def whole_files(self) -> bool:
-        """Whether each file of plain text is one document."""
+        """True if each file of plain text is one document."""
         return self.sample_by == "document"
 
     def as_json(self) -> dict[str, object]:
-        """For manifests, which are what they were before columns could be carried, and traces left
-        out.
+        """Return the options for a manifest. Those of carried columns and of traces are left out if
+        they are not used, so that other manifests keep their bytes.
         """
         options = dataclasses.asdict(self)
         unused = {"carry", "carry_default"} if not self.carry else set[str]()

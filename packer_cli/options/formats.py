@@ -14,16 +14,15 @@ from packer_cli.errors import one_of
 
 
 class Format(NamedTuple):
-    """What is known about a format without reading a file.
+    """A format of files, as far as it is known without reading one.
 
     suffixes    of file names, lower case, with their dot
     reader      "module.Class" in packer_cli.inputs
-    counted_in  what the position of a record counts: "byte", "row" or "document"
-    cut_by      what the start and stop of a slice count: "byte", of which slices may end at any,
-                with the record that begins before it; "row group" or "document"; "": files are
-                read whole
+    counted_in  unit of the position of a record: "byte", "row" or "document"
+    cut_by      unit of the start and stop of a slice: "byte" (slices may end anywhere, with the
+                record that begins before), "row group" or "document"; "": files are read whole
     streamed    may be compressed, or come through stdin
-    beside      the ending of the file that must lie beside one, in place of its own: its index
+    beside      the ending of the index file that must lie beside a file, in place of its own
     """
 
     suffixes: tuple[str, ...]
@@ -68,9 +67,10 @@ DOCUMENT_SUFFIXES = frozenset(f"{_PROSE} {_SOURCES} {_MARKUP}".split())
 
 
 def format_of(path: str, *, documents: bool = False) -> tuple[str | None, str | None]:
-    """(format, compression) by the file's name, a path or a URL; format None when unknown.
+    """Return (format, compression) by a file's name, a path or a URL; the format is None if
+    unknown.
 
-    `documents`: sources and the like are text, too.
+    `documents`: source code and the like are text, too.
     """
     stem, suffix = os.path.splitext(storage.base_name(path).lower())
     compression = COMPRESSIONS.get(suffix)
@@ -82,13 +82,13 @@ def format_of(path: str, *, documents: bool = False) -> tuple[str | None, str | 
 
 
 def companion(path: str, name: str) -> str | None:
-    """The file that must lie beside `path`, a file of this format; None if there is no such."""
+    """Return the file that must lie beside `path`, a file of this format, or None."""
     beside = format_named(name).beside
     return os.path.splitext(path)[0] + beside if beside else None
 
 
 def belongs_to(path: str) -> str | None:
-    """The file that `path` belongs to, by its ending; None if it is no companion."""
+    """Return the file whose companion `path` is, by its ending, or None."""
     for format_ in FORMATS.values():
         if format_.beside and path.endswith(format_.beside):
             return path[: -len(format_.beside)] + format_.suffixes[0]
@@ -96,7 +96,7 @@ def belongs_to(path: str) -> str | None:
 
 
 def format_named(name: str) -> Format:
-    """UsageError for an unknown name."""
+    """Return a format. Raises UsageError for an unknown name."""
     if name not in FORMATS:
         raise one_of("--input-format", name, FORMATS)
     return FORMATS[name]

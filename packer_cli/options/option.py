@@ -120,14 +120,14 @@ class DeclaredOption(NamedTuple):
             pairs[key] = json_or_text(f"{name}: {key}", text) if is_json else text
         return self.read(name, pairs)
 
-    def read(self, name: str, given: Any) -> Any:
+    def read(self, name: str, value: Any) -> Any:
         """Read text, or what TOML has under `name`. Raises UsageError if it is not a value."""
-        value = self.format.parse(given)
-        if value is None:
-            is_text = isinstance(given, str | list | Mapping)
-            shown = repr(given) if is_text else str(given).lower()
+        parsed = self.format.parse(value)
+        if parsed is None:
+            is_text = isinstance(value, str | list | Mapping)
+            shown = repr(value) if is_text else str(value).lower()
             raise UsageError(f"{name}: {cut(shown, 500)} is not {self.format.expected}", self.help)
-        return self.check(name, value)
+        return self.check(name, parsed)
 
     def check(self, name: str, value: Any) -> Any:
         """Return a value, by the name of its choice. Raises UsageError if it is not allowed."""
@@ -176,8 +176,8 @@ class OptionGroup:
 
 
 def options_of(*groups: type) -> dict[str, DeclaredOption]:
-    """Field -> its declaration. A class has its own fields first, then those that it inherits; of
-    several classes the first that has the field counts.
+    """Return the options of groups by field. A class has its own fields first, then those that it
+    inherits. If several classes have a field, the first one counts.
     """
     declared: dict[str, DeclaredOption] = {}
     for group in groups:
@@ -207,8 +207,8 @@ def _format_of(hint: Any) -> ValueFormat:
     return FLAG if bool in members else NUMBER if float in members else TEXT
 
 
-def _by_name(others: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    return {name: choice for choice, names in others.items() for name in names}
+def _by_name(names_of: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {name: choice for choice, names in names_of.items() for name in names}
 
 
 def refuse_missing(group: type, values: Mapping[str, Any], elsewhere: str = "") -> None:
@@ -238,12 +238,12 @@ def needs(option: str, is_given: object, needed: str, is_there: object) -> Rule:
 
 
 def as_option(name: str) -> str:
-    """`--max-length` for `max_length`."""
+    """Return `--max-length` for `max_length`."""
     return f"--{name.replace('_', '-')}"
 
 
 def normal(name: str) -> str:
-    """`max_length` for --max-length, max-length and max_length."""
+    """Return `max_length` for --max-length, max-length and max_length."""
     return name.lstrip("-").replace("-", "_")
 
 

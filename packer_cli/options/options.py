@@ -67,17 +67,17 @@ _TAKES_INPUT_ORDER = (
 
 
 def canonical_name(name: str) -> str:
-    """The strategy's full name for a name or alias; UsageError for an unknown one."""
+    """Return a strategy's full name for a name or alias. Raises UsageError for an unknown one."""
     return str(checked_values(strategy=name).strategy)
 
 
 def keeps_order(name: str) -> bool:
-    """Whether rows hold the documents in input order, so that a shuffle would undo it."""
+    """Tell if rows hold the documents in input order, so that a shuffle would undo it."""
     return name in _KEEPS_ORDER
 
 
 def takes_input_order(name: str) -> bool:
-    """Whether documents are placed as they come; otherwise in a seeded order, or by length."""
+    """Tell if documents are placed in input order, rather than in a seeded order or by length."""
     return name in _TAKES_INPUT_ORDER
 
 
@@ -95,13 +95,13 @@ ABOUT_MAX_EPOCHS = Option(help="The most of a source that weight or tokens may t
 
 @dataclass(frozen=True)
 class Amount(OptionGroup):
-    """How much of a source is taken. At most one of `weight`, `epochs` and `tokens` is given; none
-    is one epoch.
+    """Amount of a source that is taken. At most one of `weight`, `epochs` and `tokens` is set;
+    without any it is one epoch.
 
-    weight    against the other weights, of what epochs and tokens of others leave
+    weight    share of what epochs and tokens of other sources leave, against the other weights
     tokens    as many, in whole epochs and a fraction of one
-    inputs    how many of the run's inputs it is; those of the sources follow one another
-    held_out  whether documents of it go to the validation split
+    inputs    number of the run's inputs; those of the sources follow one another
+    held_out  whether its documents may go to the validation split
     """
 
     name: Annotated[str, Option(help="What the source is called in all reports.")]
@@ -121,8 +121,10 @@ class Amount(OptionGroup):
     held_out: bool = True
 
     def _rules(self) -> Iterator[Rule]:
-        given = [name for name in ("weight", "epochs", "tokens") if getattr(self, name) is not None]
-        yield len(given) > 1, f"has {' and '.join(given)}", "an amount is given in one way"
+        amounts = [
+            name for name in ("weight", "epochs", "tokens") if getattr(self, name) is not None
+        ]
+        yield len(amounts) > 1, f"has {' and '.join(amounts)}", "an amount is given in one way"
         yield (
             not self.name.strip() or re.search(r"^\.|[/\\\x00-\x1f\x7f]", self.name),
             f"name: {self.name!r} cannot be the name of a directory",
@@ -136,13 +138,13 @@ class Amount(OptionGroup):
 
 @dataclass(frozen=True)
 class Mixture(OptionGroup):
-    """The amounts of all sources of a recipe. Raises UsageError where they make no sense.
+    """The amounts of all sources of a recipe. Raises UsageError if they make no sense.
 
-    tokens                None: by the sources
-    count                 "trained": tokens that are trained on only
+    tokens                None: the sum of the sources
+    count                 "trained": only tokens that are trained on
     validation_share      of the documents of every source, by content; None: no such split
     validation_documents  or as many of every source
-    part                  which side of the split this result is
+    part                  the side of the split that this result is
     dedup                 of equal documents, within and across sources, one is taken
     """
 
@@ -170,20 +172,20 @@ class Mixture(OptionGroup):
 
     @property
     def is_split(self) -> bool:
-        """Whether documents are held out for validation."""
+        """True if documents are held out for validation."""
         return self.validation_share is not None or self.validation_documents is not None
 
     @property
     def counted(self) -> str:
-        """What amounts count, in words."""
+        """The unit of amounts, in words."""
         return "trained tokens" if self.count == "trained" else "tokens"
 
     def _rules(self) -> Iterator[Rule]:
-        names = [one.name for one in self.sources]
-        for one in self.sources:
-            source, times = f"source {one.name!r}", names.count(one.name)
+        names = [source.name for source in self.sources]
+        for amount in self.sources:
+            source, times = f"source {amount.name!r}", names.count(amount.name)
             yield times > 1, f"{source}: {times} have this name", "give each a name of its own"
-        weights = [one.weight for one in self.sources if one.weight is not None]
+        weights = [source.weight for source in self.sources if source.weight is not None]
         are_none = weights and not any(weights)
         yield are_none, "weight: all weights are 0", "give one source more than 0"
         yield (
@@ -298,8 +300,8 @@ class PackConfig(DocumentConfig):
         # which nobody asks for by name
         padded = (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
         unasked = padded + tuple(self.value_columns)
-        given = tuple(name for name in self.columns if name not in unasked)
-        object.__setattr__(self, "columns", given)
+        named = tuple(name for name in self.columns if name not in unasked)
+        object.__setattr__(self, "columns", named)
         super().__post_init__()
         columns = tuple(name for name in COLUMNS if name in self.columns) + unasked
         object.__setattr__(self, "columns", columns)
@@ -309,7 +311,7 @@ class PackConfig(DocumentConfig):
             # A thousand rows leave best fit next to nothing to improve; four million tokens
             # keep the cost of a window's start and of the rows it keeps back out of sight.
             tokens = max(1 << 22, min(64 * self.max_length, 1 << 25))
-            more = sum(one.bytes for one in self.value_columns.values())
+            more = sum(column.bytes for column in self.value_columns.values())
             tokens = max(self.max_length, 32 * tokens // max(32, 4 + more))
             object.__setattr__(self, "window_tokens", tokens)
 
@@ -328,7 +330,9 @@ class PackConfig(DocumentConfig):
 
     @property
     def least_unit_tokens(self) -> int:
-        """Enough that a work unit's unfilled last row is noise; a view's rows are small."""
+        """Tokens of the smallest work unit: its unfilled last row is noise, and rows of a view are
+        small.
+        """
         rows = _ROWS_PER_UNIT * self.max_length
         return max(rows, _VIEW_TOKENS) if self.view else rows
 
@@ -341,7 +345,7 @@ _UNLIMITED, _UNBALANCED = ("wrap", "mffd"), (*_KEEPS_ORDER, "harmonic")
 
 
 def _row_rules(options: Any) -> Iterator[Rule]:
-    """`options`: a `PackConfig`, or the arguments of a function by its names."""
+    """Yield rules for options of rows. `options`: a `PackConfig`, or an object with its names."""
     most, strategy = options.max_segments_per_row, options.strategy
     named, is_balanced = f"--strategy {strategy}", options.balance != "none"
     yield mutually_exclusive(
@@ -349,17 +353,18 @@ def _row_rules(options: Any) -> Iterator[Rule]:
     )
     yield mutually_exclusive("--balance", is_balanced, named, strategy in _UNBALANCED)
     length, multiple = options.max_length, options.segment_multiple
-    rest = length % multiple
+    excess = length % multiple
     yield (
-        rest,
+        excess,
         f"--segment-multiple: --max-length {length} is not a multiple of {multiple}",
-        f"use {length - rest or multiple} tokens a row",
+        f"use {length - excess or multiple} tokens a row",
     )
 
 
 def checked_row_options(**values: Any) -> Any:
-    """Options of rows, given to a function by their fields, as plain values. UsageError for values
-    that are not allowed, also those of another type, or do not go together.
+    """Return options of rows, which a function got by their names, as plain values.
+
+    Raises UsageError for values that are not allowed or of another type, or do not go together.
     """
     options = checked_values(**values)
     try:
@@ -370,7 +375,7 @@ def checked_row_options(**values: Any) -> Any:
 
 
 def checked_values(**values: Any) -> SimpleNamespace:
-    """Names and whole numbers, each of which may be left out where None is the default."""
+    """Return names and whole numbers as plain values. None is allowed if it is the default."""
     options, checked = options_of(PackConfig), dict[str, Any]()
     for name, value in values.items():
         option, plain = options[name], value

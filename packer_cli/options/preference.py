@@ -1,7 +1,7 @@
-"""Preference records: answers of which some are bad, for DPO, KTO and the like.
+"""Preference records, which have good and bad answers, for DPO, KTO and the like.
 
 Packed as they are, bad answers would be learned like good ones. So such records are refused unless
---field names the answer to train on; what else they hold is then left out.
+--field names the answer to train on; the other answers are then left out.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _EITHER = re.compile(
 
 @cache
 def _meaning(name: str) -> str:
-    """What a field of that name may hold: answers that are "good", "bad", "ranked" or "either" of
-    several, a "label", or "".
+    """Return the meaning of a field by its name: answers that are "good", "bad", "ranked" or
+    "either" of several, a "label", or "".
     """
     name = name.lower()
     matches = {
@@ -64,15 +64,15 @@ def _meaning(name: str) -> str:
 
 
 def may_be_preference(names: Collection[str]) -> bool:
-    """Whether records with these fields may be preference records, by their names alone."""
+    """Tell by the names of fields if records may be preference records."""
     return any(map(_meaning, names))
 
 
 def preference_fields(
     record: Mapping[str, Any], config: DocumentConfig, used: Collection[str]
 ) -> list[str]:
-    """The fields that make a record a preference record; [] if it is not, or if --field names the
-    answer. `used`: fields that are columns of values, which a label may be.
+    """Return the fields that make a record a preference record; [] if it is not, or if --field
+    names the answer. `used`: fields that are columns of values, which a label may be.
     """
     if not may_be_preference(record) or names_answer(config, record):
         return []
@@ -97,14 +97,14 @@ def preference_fields(
 
 
 def _are_ranked(answers: Any) -> bool:
-    """Whether these are several answers with what each is worth."""
-    found = answers if isinstance(answers, list) else []
-    return bool(found) and all(isinstance(o, dict) and any(map(_RANK.match, o)) for o in found)
+    """Tell if these are several answers with a rank or score each."""
+    items = answers if isinstance(answers, list) else []
+    return bool(items) and all(isinstance(o, dict) and any(map(_RANK.match, o)) for o in items)
 
 
 def names_answer(config: DocumentConfig, names: Collection[str] | None = None) -> bool:
-    """Whether --field names the answer to train on, which is among the fields `names`, if given."""
-    columns = [column for own, column in config.renamed.items() if own in _ANSWERS]
+    """Tell if --field names the answer to train on, one of the fields `names` if they are given."""
+    columns = [column for key, column in config.renamed.items() if key in _ANSWERS]
     return any(names is None or may_hold(names, column) for column in columns)
 
 
@@ -115,16 +115,16 @@ def _may_be_answer(value: Any) -> bool:
 def preference_error(
     where: str, record: Mapping[str, Any], fields: list[str], config: DocumentConfig
 ) -> UsageError:
-    """The refusal of such records; its tip names the --field that packs the good answers.
-    `fields`: as `preference_fields` gives them.
+    """Return the error for such records; its tip names the --field that packs the good answers.
+    `fields`: from `preference_fields`.
     """
     if _meaning(fields[-1]) == "label":
-        what = f"{fields[0]} is true or false): bad answers would be trained on like good ones"
+        problem = f"{fields[0]} is true or false): bad answers would be trained on like good ones"
         tip = f"keep the records whose {fields[0]} is true, and pack these with {{}}"
     else:
-        what = f"{named(fields)}): no option says which answers to train on"
+        problem = f"{named(fields)}): no option says which answers to train on"
         tip = "add {} to train on the good ones; DPO trainers tokenize pairs by themselves"
-    message = f"{where}: preference records ({what}"
+    message = f"{where}: preference records ({problem}"
     record = {name: messages_in(value) or value for name, value in record.items()}
     option = next(_fitting(record, config), None)
     if option is None:
@@ -133,26 +133,28 @@ def preference_error(
 
 
 def _fitting(record: Mapping[str, Any], config: DocumentConfig) -> Iterator[str]:
-    """Options, as they are typed, with which a shape fits that trains on the good answer."""
+    """Yield options, as they are typed, that make a shape fit and train on the good answer."""
     renamed = config.renamed
-    for way in _ways(record, _shape_of(record, config.shape, renamed)):
+    for suggested in _ways(record, _shape_of(record, config.shape, renamed)):
         for wanted in dict.fromkeys((config.shape, None)):
-            fields = {own: name for own, name in way.fields.items() if own not in MESSAGE_KEYS}
-            own = _shape_of(record, wanted, {**renamed, **fields})
-            if own is not None and fields.keys() <= own.columns.keys():
-                values = [value_at(record, own.columns[name]) for name in own.required]
-                of_texts = "chat" in own.prompt_templates and all(
+            fields = {
+                key: name for key, name in suggested.fields.items() if key not in MESSAGE_KEYS
+            }
+            shape = _shape_of(record, wanted, {**renamed, **fields})
+            if shape is not None and fields.keys() <= shape.columns.keys():
+                values = [value_at(record, shape.columns[name]) for name in shape.required]
+                of_texts = "chat" in shape.prompt_templates and all(
                     isinstance(v, str) for v in values
                 )
                 yield (
-                    f"--shape {own.kind} " * (wanted != config.shape)
-                    + str(way)
+                    f"--shape {shape.kind} " * (wanted != config.shape)
+                    + str(suggested)
                     + " --prompt-template chat" * bool(config.chat_template and of_texts)
                 )
 
 
 def _ways(record: Mapping[str, Any], shape: Shape | None) -> Iterator[Suggested]:
-    """What --field may say, the best first. `shape`: that of the record as it is."""
+    """Yield candidates for --field, the best first. `shape`: of the record without any."""
     good = next((name for name in record if _meaning(name) == "good"), None)
     as_it_is = None  # the answer is where that of any record is
     if shape is not None:
@@ -179,8 +181,8 @@ def _ways(record: Mapping[str, Any], shape: Shape | None) -> Iterator[Suggested]
 
 
 def _is_answer(messages: Any, index: int = 0) -> bool:
-    """Whether the message at an index of a list is the assistant's; of an answer without what was
-    asked, the first one is.
+    """Tell if the message at an index of a list is the assistant's. The first message of an answer
+    without its prompt is.
     """
     message = messages[index] if isinstance(messages, list) else None
     role = message.get("role", message.get("from")) if isinstance(message, dict) else ""
@@ -188,7 +190,7 @@ def _is_answer(messages: Any, index: int = 0) -> bool:
 
 
 def _prompts(record: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """What --field says of fields that hold a prompt."""
+    """Yield values of --field that name a prompt."""
     for name in _PROMPTS:
         value = record.get(name)
         if isinstance(value, str | list) and value and not _is_answer(value, -1):

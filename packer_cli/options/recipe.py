@@ -1,9 +1,9 @@
-"""What to pack, and how: a recipe, which is a TOML file, and the command line, which wins over it.
+"""Recipes, which are TOML files, and requests: a recipe and the command line, which wins over it.
 
     request_of(["mix.toml"], given, RunOptions) -> PackRequest
 
-Paths in a recipe begin at its folder. Every error names the recipe, and the table where it is not
-the top: "mix.toml, source 'web': ...".
+Paths in a recipe are relative to its folder. Every error names the recipe, and the table inside it:
+"mix.toml, source 'web': ...".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ else:
 
 _Options = TypeVar("_Options", bound=EncodingOptions)
 _Kind = TypeVar("_Kind")
-_ROWS = {one.name for one in fields(PackConfig)} - {one.name for one in fields(DocumentConfig)}
+_ROWS = {item.name for item in fields(PackConfig)} - {item.name for item in fields(DocumentConfig)}
 _ROWS |= OF_ROWS_TOO
 # What becomes of an earlier result: one word on the command line takes the place of all others.
 _EARLIER = {"overwrite", "add"}
@@ -60,11 +60,11 @@ _LIST = "@"  # before the name of a file of names
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a recipe: what is read, and with which options it is tokenized.
+    """A source of a recipe: its inputs, and the options with which it is tokenized.
 
     inputs     as on the command line; relative ones start at the current directory
-    inherited  options that all sources have from the recipe's top or the command line: one that
-               this source's records have no use for is passed over
+    inherited  options from the recipe's top or the command line: they are ignored if the records of
+               this source have no use for them
     """
 
     name: str
@@ -92,11 +92,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class PackRequest(Generic[_Options]):
-    """What to pack, and how.
+    """Inputs and options of a run.
 
     inputs  as on the command line; those of a recipe without sources
     config  of the rows
-    recipe  where there are sources, in place of inputs
+    recipe  in place of inputs if there are sources
     """
 
     inputs: list[str]
@@ -107,18 +107,19 @@ class PackRequest(Generic[_Options]):
 
 
 def is_recipe(name: str) -> bool:
-    """Whether an INPUT of the command line is a recipe, rather than a pattern or a folder."""
+    """Tell if an INPUT of the command line is a recipe, rather than a pattern or a folder."""
     is_pattern = glob.has_magic(name) and not os.path.isfile(name)
     return name.lower().endswith(".toml") and not is_pattern and not os.path.isdir(name)
 
 
 def request_of(inputs: list[str], given: Values, kind: type[_Options]) -> PackRequest[_Options]:
-    """The request of a command line: `inputs` and what is `given` beside them. An input that is a
-    recipe is read. `kind`: of the options of the run; others in the recipe are passed over.
+    """Return the request of a command line: its `inputs`, and values that are `given` beside them.
+    A recipe among the inputs is read. `kind`: class of the options of the run; other options in the
+    recipe are ignored.
 
-    Raises UsageError for what cannot work, in the terms of where it is said.
+    Raises UsageError for what cannot work, in the terms of the command line or of the recipe.
     """
-    recipes = [one for one in inputs if is_recipe(one)]
+    recipes = [name for name in inputs if is_recipe(name)]
     if recipes and len(inputs) > 1 and "input_format" not in given:
         raise UsageError(
             f"{recipes[0]}: a recipe stands alone, and there are {len(inputs) - 1} other inputs",
@@ -147,7 +148,7 @@ def request_of(inputs: list[str], given: Values, kind: type[_Options]) -> PackRe
 
 
 def with_text_field(values: Values) -> Values:
-    """The name of the text among the names of fields."""
+    """Return values with the name of the text among the names of fields."""
     values = dict(values)
     text_field = values.pop("text_field", None)
     if text_field is not None:
@@ -157,8 +158,8 @@ def with_text_field(values: Values) -> Values:
 
 
 def _merged(before: Values, after: Values) -> Values:
-    """Values of which `after` wins; names of fields, and arguments of the template, that it lacks
-    are kept.
+    """Merge values, of which `after` wins; names of fields, and arguments of the template, that it
+    lacks are kept.
     """
     values = before | after
     for name in BY_NAME:
@@ -168,32 +169,33 @@ def _merged(before: Values, after: Values) -> Values:
 
 
 def _of(kind: Any, values: Values) -> Values:
-    known = {one.name for one in fields(kind)}
+    known = {item.name for item in fields(kind)}
     return {name: value for name, value in values.items() if name in known}
 
 
 def _source(file: _File, table: Values, given: Values) -> Source:
-    own = _of(DocumentConfig, table)
-    values = _of(DocumentConfig, _merged(_merged(file.values, own), given))
+    of_source = _of(DocumentConfig, table)
+    values = _of(DocumentConfig, _merged(_merged(file.values, of_source), given))
     place = f"{file.path}, source {table['name']!r}"
     config = _made(DocumentConfig, values, given, place)
-    if DEFAULTS not in own:  # those of other sources, which only their rows are without
+    if DEFAULTS not in of_source:  # only rows need those of columns of other sources
         config = config.without_other_defaults()
     _refuse_itself(file.path, place, table["inputs"], config)
-    return Source(table["name"], table["inputs"], config, frozenset(values.keys() - own.keys()))
+    inherited = frozenset(values.keys() - of_source.keys())
+    return Source(table["name"], table["inputs"], config, inherited)
 
 
 def _refuse_itself(recipe: str, place: str, inputs: Sequence[str], config: DocumentConfig) -> None:
-    """UsageError where a recipe is among its inputs: its text would become documents."""
-    own = os.path.realpath(recipe)
+    """Raise UsageError if a recipe is among its inputs, since its text would become documents."""
+    itself = os.path.realpath(recipe)
     in_folders = config.input_format or format_of(recipe, documents=config.whole_files)[0]
     for name in inputs:
         if os.path.isdir(name):
             folder = os.path.realpath(name)
-            is_held = in_folders and os.path.commonpath([folder, own]) == folder
+            is_held = in_folders and os.path.commonpath([folder, itself]) == folder
         else:
             matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
-            is_held = own in map(os.path.realpath, matches)
+            is_held = itself in map(os.path.realpath, matches)
         if is_held:
             raise UsageError(
                 f"{place}: inputs: {name!r} {'is' if os.path.isfile(name) else 'holds'} the recipe "
@@ -203,13 +205,13 @@ def _refuse_itself(recipe: str, place: str, inputs: Sequence[str], config: Docum
 
 
 def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind:
-    """A configuration. Errors that come of the recipe are told in its terms, with the place."""
+    """Return a configuration. Errors from the recipe are in its terms, with the place."""
     refuse_missing(kind, values, f", or max_length to {place}" if place else "")
     try:
         return kind(**values)
     except UsageError as error:
         blamed = re.split("[: ]", error.message)[0]
-        flags = [one.flag for name, one in options_of(kind).items() if name in given]
+        flags = [option.flag for name, option in options_of(kind).items() if name in given]
         if not place or blamed in flags:
             raise
         raise in_terms_of_fields(error, place) from None
@@ -220,8 +222,8 @@ def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind
 
 @dataclass(frozen=True)
 class RecipeKeys:
-    """What stands at the top of recipes besides options: `inputs` where there are no sources, the
-    others, and those of `Mixture`, where there are.
+    """Keys at the top of recipes besides options: `inputs` of recipes without sources, and others
+    of recipes with sources, as are those of `Mixture`.
     """
 
     inputs: Annotated[tuple[str, ...], Option(help=_INPUTS)] = ()
@@ -237,14 +239,14 @@ class RecipeKeys:
 
 @dataclass(frozen=True)
 class SourceKeys:
-    """What a [[source]] has besides its `Amount` and options of documents."""
+    """Keys of a [[source]] besides its `Amount` and options of documents."""
 
     inputs: Annotated[tuple[str, ...], Option(help=_INPUTS)]
 
 
 @dataclass(frozen=True)
 class ValidationKeys(OptionGroup):
-    """What [validation] has: documents that are held out, chosen by their content."""
+    """Keys of [validation]: documents that are held out, chosen by their content."""
 
     share: Annotated[
         float | None, SHARE, Option(help="Share of the documents of each source: 0.5%.")
@@ -263,8 +265,8 @@ class ValidationKeys(OptionGroup):
             "needs one of share and documents",
             'for example share = "0.5%", or documents = 500',
         )
-        what = f"share: {self.share} is not between 0 and 1"
-        yield self.share in (0, 1), what, 'for example "0.5%"'
+        problem = f"share: {self.share} is not between 0 and 1"
+        yield self.share in (0, 1), problem, 'for example "0.5%"'
 
 
 TOP = (RecipeKeys, PackConfig, PackOptions, RunOptions, Mixture)
@@ -292,29 +294,29 @@ _TYPED = re.compile(
 
 
 def in_terms_of_keys(text: str) -> str:
-    """A tip with the keys of a source in the place of options that are typed."""
+    """Return a tip with the keys of a source in place of options that are typed."""
 
     def keys(match: re.Match[str]) -> str:
-        words, given = shlex.split(match[0]), dict[str, list[str]]()
+        words, by_key = shlex.split(match[0]), dict[str, list[str]]()
         for flag, value in zip(words[::2], words[1::2], strict=True):
             name, is_pair, column = value.rpartition("=")
             key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
-            one = f"{key} = {json.dumps(column)}" if is_pair else json.dumps(value)
-            given.setdefault(normal(flag), []).append(one)
-        own = [
+            text = f"{key} = {json.dumps(column)}" if is_pair else json.dumps(value)
+            by_key.setdefault(normal(flag), []).append(text)
+        keys = [
             f"{key} = {{{', '.join(values)}}}"
             if key in ("field", "role")
             else f"{key} = {values[0]}"
-            for key, values in given.items()
+            for key, values in by_key.items()
         ]
-        return f"{' and '.join(own)} in the source{' ' * match[0].endswith(' ')}"
+        return f"{' and '.join(keys)} in the source{' ' * match[0].endswith(' ')}"
 
     return _TYPED.sub(keys, text)
 
 
 @dataclass(frozen=True)
 class _File:
-    """What a recipe says, by the fields of configurations. `sources`: those of each source."""
+    """Values of a recipe, by the fields of option groups. `sources`: the values of each source."""
 
     path: str
     values: Values
@@ -323,8 +325,8 @@ class _File:
 
 
 def _read(path: str) -> _File:
-    """What a recipe says. UsageError for what cannot work, with the place; DataError for a file
-    that cannot be read.
+    """Read a recipe. Raises UsageError for what cannot work, with the place, and DataError for a
+    file that cannot be read.
     """
     content = _parsed(path)
     tables = {name: content.pop(name) for name in _TABLES if name in content}
@@ -349,15 +351,15 @@ def _read(path: str) -> _File:
 
 def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> Mixture:
     values, place = _of(Mixture, top), f"{path}, validation"
-    names = held_out = [one["name"] for one in sources]
+    names = held_out = [source["name"] for source in sources]
     if "validation" in tables:
         if not isinstance(tables["validation"], Mapping):
             raise UsageError(f"{place}: is no table", "a table begins with [validation]")
-        given = _values(path, place, tables["validation"], VALIDATION)
-        held = _made(ValidationKeys, given, {}, place)
+        table = _values(path, place, tables["validation"], VALIDATION)
+        held = _made(ValidationKeys, table, {}, place)
         unknown = [name for name in held.sources if name not in names]
         refuse([
-            (given.get("sources") == (), f"{place}: sources: names none", "leave it out"),
+            (table.get("sources") == (), f"{place}: sources: names none", "leave it out"),
             (
                 unknown,
                 f"{place}: sources: there is no source {''.join(unknown[:1])!r}",
@@ -370,32 +372,32 @@ def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> M
     values["sources"] = tuple(
         _made(
             Amount,
-            most | _of(Amount, one) | {"inputs": 1, "held_out": one["name"] in held_out},
+            most | _of(Amount, source) | {"inputs": 1, "held_out": source["name"] in held_out},
             {},
-            f"{path}, source {one['name']!r}",
+            f"{path}, source {source['name']!r}",
         )
-        for one in sources
+        for source in sources
     )
     return _made(Mixture, values, {}, path)
 
 
 def _source_tables(path: str, content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables of sources, each with its place for errors."""
-    is_tables = isinstance(content, list) and all(isinstance(one, Mapping) for one in content)
+    """Yield the tables of sources, each with its place for errors."""
+    is_tables = isinstance(content, list) and all(isinstance(table, Mapping) for table in content)
     if not is_tables or not content:
-        what = f"{path}: source: expected tables that begin with [[source]]"
-        raise UsageError(what, "double brackets, as there may be several")
+        problem = f"{path}: source: expected tables that begin with [[source]]"
+        raise UsageError(problem, "double brackets, as there may be several")
     for number, table in enumerate(content, 1):
-        own = table.get("name")
-        which = own if isinstance(own, str) and own else number
+        name = table.get("name")
+        which = name if isinstance(name, str) and name else number
         yield f"{path}, source {which!r}", table
 
 
 def _values(path: str, place: str, table: Mapping[str, Any], groups: tuple[type, ...]) -> Values:
-    """The values of a table's keys, by field."""
+    """Return the values of a table's keys, by field."""
     values: Values = {}
     keys = keys_of(*groups)
-    for spelled, given in table.items():
+    for spelled, written in table.items():
         name = normal(spelled)
         if name not in keys:
             raise UsageError(f"{place}: there is no key {spelled!r}", _meant(name, groups))
@@ -403,7 +405,7 @@ def _values(path: str, place: str, table: Mapping[str, Any], groups: tuple[type,
         if option.field in values:
             raise UsageError(f"{place}: {name}: is there twice, once as {spelled}", "leave one out")
         try:
-            value = option.read(name, given)
+            value = option.read(name, written)
         except UsageError as error:
             raise UsageError(f"{place}: {error.message}", error.tip) from None
         values[option.field] = _resolved(os.path.dirname(path), option.field, value)
@@ -418,30 +420,30 @@ def _values(path: str, place: str, table: Mapping[str, Any], groups: tuple[type,
 def _refuse_none(place: str, values: Values) -> None:
     inputs = values.get("inputs", ())
     if not inputs or "" in inputs:
-        what = "an input is empty" if inputs else "has no inputs"
-        raise UsageError(f"{place}: {what}", 'name files: inputs = ["web/*.parquet"]')
+        problem = "an input is empty" if inputs else "has no inputs"
+        raise UsageError(f"{place}: {problem}", 'name files: inputs = ["web/*.parquet"]')
 
 
 def _meant(name: str, groups: tuple[type, ...]) -> str:
     """Return a tip for a key that there is not: where it belongs, or the nearest that there is."""
     if groups is TOP and (near := nearest(name, _TABLES)):
         return f"did you mean {_TABLES[near][0]}?"
-    places = [begin for begin, its in _TABLES.values() if name in keys_of(*its)]
+    places = [begin for begin, groups_there in _TABLES.values() if name in keys_of(*groups_there)]
     if name in keys_of(*TOP):
         places.insert(0, "the top of the recipe")
     if places:
         return f"it is a key of {' and of '.join(places)}"
     keys = keys_of(*groups)
-    names = {normal(other): key for key, one in keys.items() for other in one.names_elsewhere}
+    names = {normal(other): key for key, option in keys.items() for other in option.names_elsewhere}
     names |= {key: key for key in keys}
     near = nearest(name, names)
     return f"did you mean {names[near]}?" if near else f"keys here are {', '.join(keys)}"
 
 
 def _resolved(folder: str, field: str, value: Any) -> Any:
-    """The value of a field, made a path from the current directory where it is one."""
+    """Return the value of a field; a path becomes relative to the current directory."""
     if field == "inputs":
-        return tuple(_input(folder, one) for one in value)
+        return tuple(_input(folder, name) for name in value)
     if field in ("output", "tokenized"):
         return _path(folder, value)
     if field not in ("tokenizer", "chat_template") or value == "bytes":
@@ -454,7 +456,7 @@ def _resolved(folder: str, field: str, value: Any) -> Any:
 
 
 def _path(folder: str, name: str) -> str:
-    """From the current directory; what does not depend on a folder stays as it is."""
+    """Return a path from the current directory. Names that do not depend on a folder stay."""
     if name in ("", _STDIN) or is_url(name) or name.startswith("~"):
         return name
     return os.path.join(folder, name)
@@ -492,9 +494,9 @@ def _parsed(path: str) -> Values:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All keys and texts of a recipe."""
+    """Yield all keys and texts of a recipe."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for one in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _texts(one)
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(item)

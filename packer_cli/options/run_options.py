@@ -1,5 +1,5 @@
-"""Every option that changes how a run goes, never what it writes; those of commands themselves:
-which tokenizer, which text, and where the result goes; and the sizes of training steps.
+"""Options that change how a run goes, never what it writes; options of commands themselves, such as
+the tokenizer and the output; and sizes of training steps.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Workers(OptionGroup):
 class EncodingOptions(Workers):
     """Options that change how inputs become documents, never which.
 
-    Beyond what --help says:
+    Beyond what --help has:
 
-    notify, warn  hear one-line messages for the user, and those that nobody should miss
+    notify, warn  get one-line messages: notes, and warnings, which are never silenced
     stop          once it is set, work ends as soon as it can
     """
 
@@ -61,7 +61,7 @@ class EncodingOptions(Workers):
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
 
     def for_another_process(self, workers: int) -> dict[str, Any]:
-        """The options that another process can be given, by name, with so many workers."""
+        """Return the options that another process gets, by name, with so many workers."""
         names = options_of(EncodingOptions)
         return {name: getattr(self, name) for name in names} | {"workers": workers}
 
@@ -80,9 +80,9 @@ class Locking(OptionGroup):
 class RunOptions(EncodingOptions, Locking):
     """Options that change how a run goes, never what it writes.
 
-    Beyond what --help says:
+    Beyond what --help has:
 
-    exact              with `add`: where inputs are not named any more, all is packed anew
+    exact              with `add`: if inputs are not named any more, all is packed anew
     progress           show progress on stderr
     rank, world_size   pack only every world_size-th unit, as one of that many processes
     before_switch      called when all is packed, before a new result takes its place
@@ -126,7 +126,7 @@ class RunOptions(EncodingOptions, Locking):
 
     @property
     def as_rank(self) -> tuple[int, int] | None:
-        """(rank, world_size) of one of several processes, None of a single one."""
+        """(rank, world_size) of one of several processes, or None."""
         if self.rank is None or self.world_size is None:
             return None
         return self.rank, self.world_size
@@ -176,7 +176,7 @@ class PackOptions(TokenizerOptions):
 
 @dataclass(frozen=True)
 class Reporting(OptionGroup):
-    """How every command reports."""
+    """Options for reports of every command."""
 
     as_json: Annotated[
         bool, Option("--json", help="Print JSON instead of a table, errors too.")
@@ -186,16 +186,16 @@ class Reporting(OptionGroup):
 
 @dataclass(frozen=True)
 class Progress(Reporting):
-    """How commands report that take long."""
+    """Options for reports of commands that take long."""
 
     quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")] = False
 
 
 @dataclass(frozen=True)
 class RankOptions(Progress):
-    """Which part of a run a process does, and how it reports: no recipe says that.
+    """Options for the part of a run that a process does, and its reports; recipes do not have them.
 
-    rank, world_size  "auto" is read from the environment
+    rank, world_size "auto" is read from the environment
     """
 
     rank: Annotated[

@@ -1,4 +1,6 @@
-"""Which options go with which shape of records, and the defaults that depend on it."""
+"""Rules for options and shapes of records: which go together, and defaults that depend on the
+shape.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ _APPLY_TO: tuple[tuple[str, Callable[[Shape, DocumentConfig], bool], str], ...] 
 
 
 def check_options_apply(config: DocumentConfig, shape: Shape) -> None:
-    """UsageError for an option that was given and means nothing for records of this shape, or of
-    any of several.
+    """Raise UsageError for an option that was given and means nothing for records of this shape, or
+    of any of several.
     """
     options = options_of(type(config))
     for name, records in _idle(config, shape):
@@ -68,9 +70,9 @@ def check_options_apply(config: DocumentConfig, shape: Shape) -> None:
 
 
 def without_idle(config: _Config, shape: Shape, names: Collection[str]) -> _Config:
-    """Options with the default in place of each of `names` that such records have no use for."""
+    """Return options with the default for each of `names` that such records have no use for."""
     idle = {name for name, *_ in _idle(config, shape)}
-    idle |= set.intersection(*({*_not_for(config, one)} for one in shape.each))
+    idle |= set.intersection(*({*_not_for(config, member)} for member in shape.each))
     options = options_of(type(config))
     return replace(config, **{name: options[name].default for name in idle & {*names}})
 
@@ -83,10 +85,10 @@ def _idle(config: DocumentConfig, shape: Shape) -> Iterator[tuple[str, str]]:
 
 
 def for_shape(config: _Config, shape: Shape) -> _Config:
-    """Options, with those set that depend on the shape of the records; of several shapes, as far as
-    they are the same for all.
+    """Return options with the defaults that depend on the shape of the records; for several shapes,
+    those that are the same for all.
 
-    Raises UsageError when the options do not go with the shape, or with any of several.
+    Raises UsageError if the options do not go with the shape, or with any of several.
     """
     members = shape.each
     refuse(_rules_of_all(config, members))
@@ -94,42 +96,42 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
         config = replace(config, overlong=_overlong(config, members))
     if not shape.members:
         return _for_one(config, shape)
-    own = [for_member(config, member) for member in members]
-    first, names = own[0], ("train_on", "prompt_template", "add_bos", "add_eos", "turns")
-    common = [name for name in names if len({getattr(one, name) for one in own}) == 1]
+    configs = [for_member(config, member) for member in members]
+    first, names = configs[0], ("train_on", "prompt_template", "add_bos", "add_eos", "turns")
+    common = [name for name in names if len({getattr(member, name) for member in configs}) == 1]
     return replace(config, **{name: getattr(first, name) for name in common})
 
 
 def for_member(config: _Config, member: Shape) -> _Config:
-    """`for_shape` for the files of one of several shapes; `config` as `for_shape` gives it. An
-    option that is not for this shape is left to its default.
+    """Return the options for files of one of several shapes, with the default for options that are
+    not for this shape. `config`: from `for_shape`.
     """
     return for_shape(replace(config, **_not_for(config, member)), member)
 
 
 def by_file_shape(config: _Config, shape: Shape) -> dict[str | None, tuple[Shape, _Config]]:
-    """Shape and options of files, by `InputFile.shape`; `config` as `for_shape` gives it."""
+    """Return shape and options of files, by `InputFile.shape`. `config`: from `for_shape`."""
     if not shape.members:
         return {None: (shape, config)}
-    return {name: (one, for_member(config, one)) for name, one in shape.members.items()}
+    return {name: (member, for_member(config, member)) for name, member in shape.members.items()}
 
 
 def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
-    """The input's names of the fields that are read and have a place in documents; `config` as
-    `for_shape` gives it.
+    """Return the input's names of the fields that are read and have a place in documents. `config`:
+    from `for_shape`.
     """
     idle = set[str]()
     if shape.of_messages:
         idle = {CONTEXT}
     elif not shape.is_chat and config.prompt_template != "chat":  # raw text has no place for it
         idle = {"tools", REASONING}
-    return frozenset(name for own, name in shape.columns.items() if own not in idle)
+    return frozenset(name for key, name in shape.columns.items() if key not in idle)
 
 
 def known_texts(shape: Shape, config: DocumentConfig) -> frozenset[str]:
-    """The own names of optional fields of text, or of earlier turns, that were found by a
-    well-known name. A value that is none may mean something else there, as in HotpotQA: the record
-    is as one without it.
+    """Return the optional fields of text, or of earlier turns, that were found by a well-known
+    name. Such a field may mean something else in other records, as in HotpotQA: without a text, the
+    record is as one without the field.
     """
     names = {CONTEXT, SYSTEM, REASONING, HISTORY}
     if not shape.of_messages:  # a prompt of messages, too
@@ -137,15 +139,15 @@ def known_texts(shape: Shape, config: DocumentConfig) -> frozenset[str]:
     return frozenset(names.intersection(shape.optional).difference(config.renamed))
 
 
-def is_known_value(own: str, value: Any) -> bool:
-    """Whether a field of `known_texts` holds what its name means."""
-    return bool(list_in(value)) if own == HISTORY else isinstance(value, str)
+def is_known_value(key: str, value: Any) -> bool:
+    """Tell if a field of `known_texts` holds what its name means."""
+    return bool(list_in(value)) if key == HISTORY else isinstance(value, str)
 
 
 def trained_on(config: DocumentConfig, shape: Shape) -> str:
-    """What is trained on, for people; `config` as `for_shape` gives it."""
-    own = by_file_shape(config, shape).values()
-    return " or ".join(dict.fromkeys(one.train_on or "" for _, one in own))
+    """Return what is trained on, in words. `config`: from `for_shape`."""
+    members = by_file_shape(config, shape).values()
+    return " or ".join(dict.fromkeys(member.train_on or "" for _, member in members))
 
 
 def _kinds(shapes: Sequence[Shape]) -> str:
@@ -153,8 +155,9 @@ def _kinds(shapes: Sequence[Shape]) -> str:
 
 
 def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
-    """The options that are not for this shape, with what they are left to. `turns` stays: it says
-    what positions count in the whole result, and other records than conversations are one document.
+    """Return the options that are not for this shape, with the values that they are left to.
+    `turns` stays: it decides what positions count in the whole result, and records other than
+    conversations are one document.
     """
     other: dict[str, Any] = {}
     if config.train_on not in member.train_on:
@@ -189,16 +192,19 @@ def _for_one(config: _Config, shape: Shape) -> _Config:
 
 
 def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
-    """One policy for all: what must stay whole decides, but for the one that tells them apart."""
-    whole, is_wrap = [one for one in shapes if one.stays_whole], config.strategy == "wrap"
+    """Return one policy for all shapes. Records that must stay whole decide, unless the policy
+    differs between them and texts.
+    """
+    whole, is_wrap = [shape for shape in shapes if shape.stays_whole], config.strategy == "wrap"
     both = 0 < len(whole) < len(shapes) and not is_wrap
-    both = both or any(one.of_supervised and one.of_text for one in shapes)
+    both = both or any(shape.of_supervised and shape.of_text for shape in shapes)
     overlong = config.overlong or _SPLIT_TEXT
     if overlong == _SPLIT_TEXT and not both:
         overlong = "drop" if whole else "split"
     if whole and is_wrap:
         overlong = "split"
-    turns, others = any(one.is_chat for one in shapes), "split-text, " * both + "drop, truncate"
+    turns = any(shape.is_chat for shape in shapes)
+    policies = "split-text, " * both + "drop, truncate"
     refuse([
         (
             whole and overlong == "split",
@@ -206,7 +212,7 @@ def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
             "without what it answers",
             "choose another --strategy"
             if is_wrap
-            else f"choose --overlong {others}{', truncate-turns' * turns}",
+            else f"choose --overlong {policies}{', truncate-turns' * turns}",
         ),
         (
             overlong == _TURNS and not turns,
@@ -221,28 +227,28 @@ def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
 
 
 def _rules_of_all(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]:
-    """What is given must be for one of the shapes."""
-    for option, given, allowed in (
-        ("--train-on", config.train_on, [one.train_on for one in shapes]),
-        ("--prompt-template", config.prompt_template, [one.prompt_templates for one in shapes]),
+    """Yield rules for values that must suit one of the shapes."""
+    for option, value, allowed in (
+        ("--train-on", config.train_on, [shape.train_on for shape in shapes]),
+        ("--prompt-template", config.prompt_template, [shape.prompt_templates for shape in shapes]),
     ):
         yield (
-            given and not any(given in some for some in allowed),
-            f"{option} {given} does not apply to {_kinds(shapes)} records",
+            value and not any(value in values for values in allowed),
+            f"{option} {value} does not apply to {_kinds(shapes)} records",
             f"choose {' or '.join(dict.fromkeys(sum(allowed, ())))}",
         )
 
 
 def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
     yield "" in config.turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
-    given = {  # they say what of the assistant's is trained on
-        OF_MESSAGES: any(one.of == MESSAGE for one in config.value_columns.values()),
+    narrowing = {  # they say what of the assistant's is trained on
+        OF_MESSAGES: any(column.of == MESSAGE for column in config.value_columns.values()),
         "--turn-end": config.turn_end,
         "--turns each": config.turns == "each" and shape.is_chat,
         "--train-reasoning": config.train_reasoning is not None,
         "--train-tool-calls": config.train_tool_calls is not None,
     }
-    for option, is_given in given.items():
+    for option, is_given in narrowing.items():
         yield mutually_exclusive(option, is_given, "--train-on all", train_on == "all")
     yield (
         shape.is_of_tokens and (config.add_bos or config.add_eos),

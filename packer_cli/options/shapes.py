@@ -1,9 +1,9 @@
 """The shapes of records, and the fields of each. Adding one: CONTRIBUTING.md.
 
-The names of the fields in a file's first record give the shape of all its records, unless --shape
-names it. `--field NAME=COLUMN` says that a field has another name in the input, such as
-messages=chosen. Dots in it lead into objects, as data.messages does, unless a field has that very
-name. Where no shape fits, the values of the record often tell which --field and --role options it
+The names of the fields in a file's first record decide the shape of all its records, unless --shape
+names it. `--field NAME=COLUMN` maps a field that has another name in the input, such as
+messages=chosen. Dots in it lead into objects, as in data.messages, unless a field has that very
+name. If no shape fits, the values of the record often show which --field and --role options it
 needs: `options_for`.
 """
 
@@ -36,12 +36,12 @@ CONTEXT, SYSTEM, REASONING, HISTORY = "context", "system", "reasoning", "history
 
 @dataclass(frozen=True)
 class Shape:
-    """What the records are. `columns`: the field's own name -> its name in the input.
+    """The shape of records. `columns`: name of a field in the shape -> its name in the input.
 
     `of_messages`: a prompt and its completion are messages themselves. `of_supervised`: some are
-    tokens of records that say what of them is trained on. `of_text`: others are of text.
-    `members`: the shapes of a run's files, by what `described` gives, where there are several; this
-    one then stands for all of them.
+    tokens of records that mark what is trained on. `of_text`: others are of text. `members`: the
+    shapes of a run's files, by `described`, if there are several; this one then stands for all of
+    them.
     """
 
     kind: str
@@ -57,27 +57,27 @@ class Shape:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the records show what to train on, so that most must stay whole."""
+        """True if the records mark what to train on, so that most must stay whole."""
         return self.kind not in ("text", "tokens")
 
     @property
     def is_of_tokens(self) -> bool:
-        """Whether the records hold token ids, which become documents as they are."""
+        """True if the records hold token ids, which become documents as they are."""
         return self.kind in ("tokens", TRACE)
 
     @property
     def is_composed(self) -> bool:
-        """Whether texts are made of the records' fields: of messages, prompts and the like."""
+        """True if texts are composed of several fields: of messages, prompts and the like."""
         return self.is_supervised and not self.is_of_tokens
 
     @property
     def stays_whole(self) -> bool:
-        """Whether a part of a record would be trained on without what it answers."""
+        """True if a part of a record would be trained on without what it answers."""
         return self.is_supervised or self.of_supervised
 
     @property
     def train_on(self) -> tuple[str, ...]:
-        """What can be trained on, the default first."""
+        """Values of --train-on, the default first."""
         if self.is_chat:
             return ("assistant", "last-assistant", "final", "all")
         if self.kind == TRACE:
@@ -86,7 +86,7 @@ class Shape:
 
     @property
     def prompt_templates(self) -> tuple[str, ...]:
-        """How a prompt can become text, the default first."""
+        """Values of --prompt-template, the default first."""
         if self.of_messages:
             return ("chat",)
         if self.kind == "alpaca":
@@ -95,19 +95,19 @@ class Shape:
 
     @property
     def required(self) -> list[str]:
-        """The own names of the fields that every record must have."""
+        """Fields that every record must have."""
         if self.kind == TRACE:  # a file may have records of all forms
             return []
         return [names[0] for names in KINDS[self.kind].required]
 
     @property
     def optional(self) -> list[str]:
-        """The own names of the fields that a record may have."""
-        return [own for own in self.columns if own not in self.required]
+        """Fields that a record may have."""
+        return [key for key in self.columns if key not in self.required]
 
     @property
     def name(self) -> str:
-        """What it is but for the names of fields, on which no option depends: see `shape_named`."""
+        """The kind, without names of fields, on which no option depends: see `shape_named`."""
         return self.kind + (_OF_MESSAGES if self.of_messages else "")
 
     @property
@@ -116,69 +116,71 @@ class Shape:
         return list(self.members.values()) or [self]
 
     def described(self) -> str:
-        """For people: "prompt-completion (prompt=question, completion=answer)"."""
-        other = [f"{own}={name}" for own, name in self.columns.items() if own != name]
+        """Return it in words: "prompt-completion (prompt=question, completion=answer)"."""
+        other = [f"{key}={name}" for key, name in self.columns.items() if key != name]
         other += self.members
         return f"{self.name} ({', '.join(other)})" if other else self.name
 
     def of(self, file_shape: str | None) -> Shape:
-        """The shape of a file, by `InputFile.shape`."""
+        """Return the shape of a file, by `InputFile.shape`."""
         return self if file_shape is None else self.members[file_shape]
 
 
 def kinds_of(shape: Shape) -> str:
-    """For people: "messages", or "messages, alpaca" where there are several."""
-    return ", ".join(dict.fromkeys(one.kind for one in shape.each))
+    """Return kinds in words: "messages", or "messages, alpaca" for several."""
+    return ", ".join(dict.fromkeys(member.kind for member in shape.each))
 
 
-def prompt_templates(shape: Shape, given: str | None) -> dict[str, str]:
-    """How prompts become text, by the shapes of records that have any. `given`: --prompt-template,
-    which is for those that know it.
+def prompt_templates(shape: Shape, template: str | None) -> dict[str, str]:
+    """Return how prompts become text, by the shapes of records that have prompts. `template`:
+    --prompt-template, which counts for shapes that know it.
     """
     return {
-        one.name: given if given in one.prompt_templates else one.prompt_templates[0]
-        for one in shape.each
-        if one.is_composed and not one.is_chat
+        member.name: template if template in member.prompt_templates else member.prompt_templates[0]
+        for member in shape.each
+        if member.is_composed and not member.is_chat
     }
 
 
-def prompts_described(shape: Shape, given: str | None) -> str:
-    """For people: "prompts as they are"; "" where records have none."""
+def prompts_described(shape: Shape, template: str | None) -> str:
+    """Return how prompts become text, in words: "prompts as they are"; "" for records without
+    prompts.
+    """
     words = {
-        name: "as they are" if template == "none" else f"as {template}"
-        for name, template in prompt_templates(shape, given).items()
+        name: "as they are" if chosen == "none" else f"as {chosen}"
+        for name, chosen in prompt_templates(shape, template).items()
     }
     if len({*words.values()}) > 1:
-        return ", ".join(f"prompts of {name} {how}" for name, how in words.items())
+        return ", ".join(f"prompts of {name} {form}" for name, form in words.items())
     return f"prompts {next(iter(words.values()))}" if words else ""
 
 
 def joined(members: dict[str, Shape]) -> Shape:
-    """One shape that stands for several."""
+    """Return one shape that stands for several."""
     kinds = {member.kind for member in members.values()}
     return Shape(kinds.pop() if len(kinds) == 1 else MIXED, members=members)
 
 
 def shape_named(name: str) -> Shape:
-    """The shape of that `name`, without the names of its fields."""
+    """Return the shape of that `name`, without the names of its fields."""
     return Shape(name.removesuffix(_OF_MESSAGES), of_messages=name.endswith(_OF_MESSAGES))
 
 
 def names_in_traces(shape: Shape) -> dict[str, list[str]]:
-    """Own name of a field of traces -> what records of a file may call it: what --field says, or
-    the name in the first record, and then the others, as a file may have records of all forms.
+    """Return field of traces -> its names in records of a file: from --field or the first record,
+    then all known names, since a file may have records of all forms.
     """
     taken = {*shape.columns.values()}
     return {
-        own: [column, *(one for one in known if column in known and one not in taken)]
-        for own, known in _TRACE.items()
-        if (column := shape.columns.get(own)) is not None
+        key: [column, *(name for name in known if column in known and name not in taken)]
+        for key, known in _TRACE.items()
+        if (column := shape.columns.get(key)) is not None
     }
 
 
 def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
-    """The shape of records that `name` was found for, with --field `renamed`; None where the name
-    does not tell what the input calls its fields.
+    """Return the shape of records that `name` was found for, with --field `renamed`; None if the
+    name does not decide what the input calls its fields.
     """
     kind = KINDS.get(name)
     if kind is None or kind.others or name in _FORMS:
@@ -186,7 +188,7 @@ def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
     if any(len(names) > 1 for names in kind.required):
         return None
     required = [names[0] for names in kind.required]
-    return Shape(name, {own: renamed.get(own, own) for own in (*required, *kind.optional)})
+    return Shape(name, {key: renamed.get(key, key) for key in (*required, *kind.optional)})
 
 
 @dataclass(frozen=True)
@@ -229,11 +231,11 @@ FACTS_OF_TRACES = ("rewards", "agent", "run", "tools")
 
 
 def _of_traces(*required: str) -> _Kind:
-    """The form of traces with these fields; all others may be there in other records."""
+    """Return the form of traces with these fields; other records may have all others."""
     return _Kind(
-        tuple(_TRACE[own] for own in required),
-        tuple(own for own in _TRACE if own not in required),
-        {own: names[1:] for own, names in _TRACE.items()},
+        tuple(_TRACE[key] for key in required),
+        tuple(key for key in _TRACE if key not in required),
+        {key: names[1:] for key, names in _TRACE.items()},
     )
 
 
@@ -258,7 +260,7 @@ KINDS = {
     TRACE: _of_traces("traces"),
 }
 # Fields that no shape requires.
-OPTIONAL = frozenset(own for kind in KINDS.values() for own in kind.optional)
+OPTIONAL = frozenset(key for kind in KINDS.values() for key in kind.optional)
 # Traces have several forms.
 _FORMS = {
     TRACE: (KINDS[TRACE], _of_traces("nodes"), _of_traces("prompt_ids", "completion_ids")),
@@ -281,13 +283,13 @@ FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
 def find_shape(
     fields: list[str], wanted: str | None, renamed: dict[str, str], where: str, *, tokens: bool
 ) -> Shape:
-    """The shape of a record with these field names.
+    """Return the shape of a record with these field names.
 
-    `wanted`: --shape, or None to detect it; `renamed`: --field. `tokens`: whether the format can
-    hold lists of ids. Raises DataError when no shape fits, naming the fields found.
+    `wanted`: --shape, or None to detect it; `renamed`: --field; `tokens`: whether the format can
+    hold lists of ids. Raises DataError if no shape fits, naming the fields found.
     """
-    if absent := [name for own, name in renamed.items()
-                  if own not in IN_TRACES and not may_hold(fields, name)]:  # fmt: skip
+    if absent := [name for key, name in renamed.items()
+                  if key not in IN_TRACES and not may_hold(fields, name)]:  # fmt: skip
         raise DataError(
             f"{where}: records have no '{absent[0]}'; fields found: {named(fields)}",
             "name the right field with --text-field, or with --field NAME=COLUMN",
@@ -312,7 +314,7 @@ def find_shape(
             return shape
     if fitting:
         shape = fitting[0]
-        other = next(own for own in renamed if own not in shape.columns)
+        other = next(key for key in renamed if key not in shape.columns)
         raise DataError(
             f"{where}: records of shape {shape.kind} have no field '{other}', which --field maps",
             f"leave it out; fields of that shape: {named(shape.columns)}",
@@ -327,7 +329,7 @@ def find_shape(
 
 
 def fits_a_shape(fields: list[str], wanted: str | None, renamed: dict[str, str]) -> bool:
-    """Whether `find_shape` would find one."""
+    """Tell if `find_shape` would find one."""
     try:
         find_shape(fields, wanted, renamed, "", tokens=True)
     except DataError:
@@ -336,27 +338,27 @@ def fits_a_shape(fields: list[str], wanted: str | None, renamed: dict[str, str])
 
 
 def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[str, str] | None:
-    """Own name of a field -> its name in the input; None where a required one is not there."""
+    """Return field -> its name in the input; None if a required one is missing."""
     mapped = {*renamed.values()}
     free = {*fields} - mapped
 
-    def column_of(own: str, names: Iterable[str]) -> str | None:
-        return renamed.get(own) or next((name for name in names if name in free), None)
+    def column_of(key: str, names: Iterable[str]) -> str | None:
+        return renamed.get(key) or next((name for name in names if name in free), None)
 
     columns = {names[0]: column_of(names[0], names) for names in kind.required}
     if any(column is None or not may_hold(fields, column) for column in columns.values()):
         return None
     free.difference_update(column for column in columns.values() if column)
-    for own in kind.optional:
-        column = column_of(own, (own, *kind.others.get(own, ())))
+    for key in kind.optional:
+        column = column_of(key, (key, *kind.others.get(key, ())))
         # other records may have fields that the first one lacks
-        if column or own not in mapped.union(fields):
-            columns[own] = column or own
-    return {own: column for own, column in columns.items() if column}
+        if column or key not in mapped.union(fields):
+            columns[key] = column or key
+    return {key: column for key, column in columns.items() if column}
 
 
 def may_hold(fields: Collection[str], column: str) -> bool:
-    """Whether records with these fields may have the column: one of its name, or of the beginning
+    """Tell if records with these fields may have the column: one of its name, or of the beginning
     of it up to a dot.
     """
     dots = (at for at, character in enumerate(column) if character == ".")
@@ -364,8 +366,8 @@ def may_hold(fields: Collection[str], column: str) -> bool:
 
 
 def value_at(record: Any, column: str) -> Any:
-    """What a record has there; ABSENT where it has nothing. A field of that very name comes first,
-    then dots lead into objects.
+    """Return the value of a record there, or ABSENT. A field of that very name comes first, then
+    dots lead into objects.
     """
     if not isinstance(record, dict):
         return ABSENT
@@ -380,17 +382,17 @@ def value_at(record: Any, column: str) -> Any:
 
 
 def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
-    """UsageError for a field's own name that neither a shape nor a message has, and for a column of
-    several fields.
+    """Raise UsageError for a field that neither a shape nor a message has, and for a column that is
+    mapped to several fields.
     """
     first = dict[tuple[bool, str], str]()
-    for own, column in renamed:
-        if own not in FIELDS:
-            raise one_of("--field", own, FIELDS)
-        other = first.setdefault((own in MESSAGE_KEYS, column), own)
-        if other != own:
+    for key, column in renamed:
+        if key not in FIELDS:
+            raise one_of("--field", key, FIELDS)
+        other = first.setdefault((key in MESSAGE_KEYS, column), key)
+        if other != key:
             raise UsageError(
-                f"--field: maps '{column}' to '{other}' and to '{own}'", "leave one of them out"
+                f"--field: maps '{column}' to '{other}' and to '{key}'", "leave one of them out"
             )
 
 
@@ -431,22 +433,24 @@ ANSWERS = frozenset(_CALLED["prompt-completion"]["completion"])
 
 @dataclass(frozen=True)
 class Suggested:
-    """What --field and --role are to say of a record."""
+    """Values of --field and --role that suit a record."""
 
     fields: dict[str, str]
     roles: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The options as they are typed: `--field messages=dialogue --role Agent=assistant`."""
+        """Return the options as typed: `--field messages=dialogue --role Agent=assistant`."""
         return " ".join(
-            f"{flag} {shlex.quote(f'{one}={other}')}"
+            f"{flag} {shlex.quote(f'{key}={other}')}"
             for flag, pairs in (("--field", self.fields), ("--role", self.roles))
-            for one, other in pairs.items()
+            for key, other in pairs.items()
         )
 
 
 def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | None:
-    """The options that a record needs; None where it does not tell. `shape`: --shape."""
+    """Return the options that a record needs, or None if nothing in it shows them. `shape`:
+    --shape.
+    """
     talks = list(_conversations(record))
     if shape in (None, *CHAT):
         for column, messages in talks:
@@ -456,38 +460,38 @@ def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | Non
     texts = {name: value for name, value in record.items() if isinstance(value, str)}
     for kind, names in _CALLED.items():
         there = {**texts, **dict(talks)} if kind == "prompt-completion" else texts
-        columns = {own: _called(there, others) for own, others in names.items()}
+        columns = {key: _called(there, known) for key, known in names.items()}
         if shape in (None, kind) and all(columns.values()):
             more = {"input": _called(texts, ("input",))} if kind == "alpaca" else {}
-            return Suggested({own: column for own, column in (columns | more).items() if column})
+            return Suggested({key: column for key, column in (columns | more).items() if column})
     return None
 
 
 def _options_for_messages(
-    own: str, column: str, messages: list[dict[str, Any]]
+    key: str, column: str, messages: list[dict[str, Any]]
 ) -> Suggested | None:
-    """The options that a conversation needs; None unless the assistant says something in it, and
-    another one, too.
+    """Return the options that a conversation needs; None unless the assistant speaks in it, and
+    another speaker, too.
     """
     role, text = _called(messages[0], _ROLE_KEYS), _called(messages[0], _TEXT_KEYS)
     if not (role and text):
         return None
-    speakers = [one.get(role) for one in messages]
+    speakers = [message.get(role) for message in messages]
     roles = roles_for(speakers)
-    found = {roles.get(str(one), role_of(one)) for one in speakers}
-    if "assistant" not in found or len(found) < 2:
+    known_roles = {roles.get(str(speaker), role_of(speaker)) for speaker in speakers}
+    if "assistant" not in known_roles or len(known_roles) < 2:
         return None
-    fields = {own: column}
+    fields = {key: column}
     fields |= {"role": role} if role not in ("role", "from") else {}
     fields |= {"content": text} if text not in ("content", "value") else {}
     return Suggested(fields, roles)
 
 
 def _conversations(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Columns that hold messages, or JSON text of them; also in objects."""
+    """Yield columns that hold messages, or JSON text of them; also in objects."""
     for name, value in record.items():
         if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", own) for inner, own in _conversations(value))
+            yield from ((f"{name}.{inner}", messages) for inner, messages in _conversations(value))
         elif messages := messages_in(value):
             yield name, messages
 
@@ -539,13 +543,13 @@ def list_in(value: Any) -> list[Any]:
 
 
 def _called(record: Iterable[str], known: Iterable[str]) -> str | None:
-    """The column with the first of these names that is there, whatever its case."""
+    """Return the column with the first of these names that is there, in any case."""
     by_name = {name.lower(): name for name in record}
-    return next((by_name[one] for one in known if one in by_name), None)
+    return next((by_name[name] for name in known if name in by_name), None)
 
 
 def role_of(speaker: Any) -> Any:
-    """The role of a speaker, as templates know it; an unknown speaker as it is."""
+    """Return the role of a speaker, as templates know it; an unknown speaker stays."""
     if type(speaker) is not str or speaker in PLAIN_ROLES:
         return speaker
     name = speaker.lower()

@@ -89,7 +89,7 @@ class ValueColumn:
 
     @property
     def bytes(self) -> int:
-        """How many bytes a value takes, or `count` values."""
+        """The size in bytes of a value, or of `count` values."""
         sizes = {"float32": 4, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
         return sizes.get(self.type, 2) * (self.count or 1)
 
@@ -99,12 +99,12 @@ class ValueColumn:
 
     @property
     def is_of_segments(self) -> bool:
-        """Whether rows have a value for each segment, rather than for each token."""
+        """True if rows have a value for each segment, rather than for each token."""
         return self.of == RECORD
 
 
 def is_of_loss(name: str) -> bool:
-    """Whether a column of traces is the weights of the loss, or one of several streams of them."""
+    """Tell if a column of traces has weights of the loss, alone or as one of several streams."""
     return name.partition(".")[0] == LOSS_WEIGHTS
 
 
@@ -116,7 +116,7 @@ def value_columns_of(
 
     texts, defaults  tuples. Raises UsageError.
     """
-    found = dict[str, ValueColumn]()
+    columns = dict[str, ValueColumn]()
     for text in texts:
         form = _FORM.fullmatch(text)
         if form is None:
@@ -127,11 +127,11 @@ def value_columns_of(
         number = None if count is None else int(count)
         if number is not None and not 1 <= number <= _MOST_VALUES:
             raise UsageError(f"--carry: {text!r}: not 1 to {_MOST_VALUES} values a token", _TIP)
-        if name in found or name in _TAKEN:
-            why = "named twice" if name in found else "a column that rows have already"
+        if name in columns or name in _TAKEN:
+            why = "named twice" if name in columns else "a column that rows have already"
             raise UsageError(f"--carry: {name!r} is {why}", "leave it out, or rename the field")
-        found[name] = ValueColumn(name, kind, number, of or "", dict(defaults).get(name))
-    return found
+        columns[name] = ValueColumn(name, kind, number, of or "", dict(defaults).get(name))
+    return columns
 
 
 def asked_as(column: str) -> str:

@@ -1,4 +1,4 @@
-"""How values of options are written, on the command line and in recipes alike.
+"""Formats of values: how options are written, on the command line and in recipes alike.
 
     seed: Annotated[int, whole(0), typer.Option(help="Seed of the sample.")] = 0
 
@@ -29,16 +29,16 @@ _DIGITS = r"[+-]?[\d._]+(?:[eE][+-]?\d+)?"
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """How values of an option are written.
+    """A way to write values of an option.
 
-    expected     describes a value, for messages
-    parse        text, or what TOML has -> value; None if it is not a value of this format
-    metavar      stands for the value in --help
-    kind         "flag", "single", "list" (may be given several times), "pairs" (NAME=VALUE, may be
-                 given several times) or "arguments" (pairs whose values are JSON)
-    least, most  limits of a number, both allowed
-    choices      allowed value -> its meaning, or "" if the name is clear
-    aliases      choice -> its other names
+    expected       describes a value, for messages
+    parse          text, or what TOML has -> value; None if it is not a value of this format
+    metavar        stands for the value in --help
+    kind           "flag", "single", "list" (may be given several times), "pairs" (NAME=VALUE, may
+                   be given several times) or "arguments" (pairs whose values are JSON)
+    least, most    limits of a number, both allowed
+    choices        allowed value -> its meaning, or "" if the name is clear
+    aliases        choice -> its other names
     suggested_for  choice -> names that are not allowed, for which it is suggested
     """
 
@@ -82,8 +82,8 @@ def _number(
 ) -> Callable[[Any], Any]:
     """Return a function that parses numbers with a unit of the pattern `units`."""
 
-    def parse(given: Any) -> Any:
-        match = re.fullmatch(f"({_DIGITS})({units})", str(given).strip())
+    def parse(value: Any) -> Any:
+        match = re.fullmatch(f"({_DIGITS})({units})", str(value).strip())
         if not match:
             return None
         digits, unit = match[1], match[2].lower()
@@ -129,7 +129,7 @@ def whole(least: int, most: int | None = None) -> ValueFormat:
 
 
 def _of_type(kind: type) -> Callable[[Any], Any]:
-    return lambda given: given if isinstance(given, kind) else None
+    return lambda value: value if isinstance(value, kind) else None
 
 
 FLAG = ValueFormat("true or false", _of_type(bool), kind="flag")
@@ -165,17 +165,17 @@ def names(
     )
 
 
-def _texts(given: Any) -> tuple[str, ...] | None:
-    given = [given] if isinstance(given, str) else given
-    is_texts = isinstance(given, list) and all(isinstance(text, str) for text in given)
-    return tuple(given) if is_texts else None
+def _texts(value: Any) -> tuple[str, ...] | None:
+    value = [value] if isinstance(value, str) else value
+    is_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    return tuple(value) if is_texts else None
 
 
-def _names(given: Any) -> tuple[str, ...] | None:
+def _names(value: Any) -> tuple[str, ...] | None:
     """Parse a list, or names with commas between them; an empty text has no names."""
-    if not isinstance(given, str):
-        return _texts(given)
-    names = tuple(name.strip() for name in given.split(","))
+    if not isinstance(value, str):
+        return _texts(value)
+    names = tuple(name.strip() for name in value.split(","))
     return names if all(names) else None if any(names) else ()
 
 
@@ -188,17 +188,17 @@ TEXTS = ValueFormat("a list of texts", _texts, kind="list")
 def _table(parse: Callable[[Any], Any]) -> Callable[[Any], Pairs | None]:
     """Return a function that parses tables of values as pairs, ordered by name."""
 
-    def parse_table(given: Any) -> Pairs | None:
-        if not isinstance(given, Mapping):
+    def parse_table(value: Any) -> Pairs | None:
+        if not isinstance(value, Mapping):
             return None
-        pairs = tuple((name, parse(value)) for name, value in sorted(given.items()))
+        pairs = tuple((name, parse(value)) for name, value in sorted(value.items()))
         return None if any(value is None for _, value in pairs) else pairs
 
     return parse_table
 
 
 def _as_json(value: Any) -> str | None:
-    """JSON text, in which true and 1 differ."""
+    """Return JSON text, in which true and 1 differ."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -1,5 +1,7 @@
-"""`Report`: what a command has to tell, as data. `terminal.py` prints it, `page.py` makes a page of
-it, and `content` is its JSON.
+"""Reports as data: sections of labelled figures, tables and histograms.
+
+`terminal.py` prints a `Report`, `page.py` draws it as an HTML page, and `content` is its JSON. It
+costs next to nothing: reports are made from a manifest or from what was counted.
 """
 
 from __future__ import annotations
@@ -8,49 +10,78 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from packer_cli.result.counts import SHOWN_TOTALS
 from packer_cli.result.wording import count, percent
 
 
 class Fact(NamedTuple):
-    """Something that was so, in words. `is_doubtful`: it may be an oversight."""
+    """What something was made from, in words. `is_doubtful`: it may be an oversight."""
 
-    what: str
-    how: str
+    label: str
+    words: str
     is_doubtful: bool = False
 
 
 class Figure(NamedTuple):
     """A headline figure. `is_loss`: it counts what is lost or may be wrong."""
 
-    title: str
+    label: str
     figure: str
     meaning: str
     is_loss: bool = False
 
 
+class Aligned(str):
+    """A cell of a table that is aligned like figures."""
+
+    __slots__ = ()
+
+
+# A count, a share, nothing, or text.
+Cell = int | float | None | str
+
+
 @dataclass(frozen=True)
 class Table:
-    """Lines of figures, each with a name, which is the first cell.
+    """Lines of labelled cells; the first cell of a line is its name.
 
-    text         columns that hold words, by their titles
-    names_first  in the terminal, too, where names otherwise come last: long ones move no figure
-    drawn, bars  on a page, for each line shares that are drawn as bars, and what they are
-    linked, links  on a page, for each line the numbers of rows that it leads to, and what they are
+    names_first    names come first in the terminal, too; otherwise last, since they may be long
+    drawn, bars    meaning of the bars on a page, and for each line the shares that they show
+    linked, links  meaning of the links on a page, and for each line the rows that they lead to
     """
 
     title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text: Sequence[str] = ()
+    lines: Sequence[Mapping[str, Cell]]
     names_first: bool = False
     drawn: str = ""
     bars: Sequence[Sequence[float]] = ()
     linked: str = ""
     links: Sequence[Sequence[int]] = ()
 
+    @property
+    def head(self) -> list[str]:
+        """Titles of the columns."""
+        return [*self.lines[0]] if self.lines else []
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Cells as text: 1,234 for a count, 81.25% for a share."""
+        return [[_written(cell) for cell in line.values()] for line in self.lines]
+
+    @property
+    def text(self) -> list[str]:
+        """Titles of the columns that hold words, which are aligned to the left."""
+        return [name for name in self.head if any(type(line[name]) is str for line in self.lines)]
+
+
+def _written(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    return cell if isinstance(cell, str) else percent(cell) if type(cell) is float else f"{cell:,}"
+
 
 class Bucket(NamedTuple):
-    """A bar of a histogram. `mark`: what lies in it, beside what is counted."""
+    """A bar of a histogram. `mark`: words about something that lies in it."""
 
     label: str
     number: int
@@ -61,7 +92,7 @@ class Bucket(NamedTuple):
 class Histogram:
     """Counts of rows or documents in buckets.
 
-    what  buckets are of, and `of`: what is counted, as titles of columns
+    what, of  titles of the columns of labels and of counts
     """
 
     title: str
@@ -72,7 +103,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Text:
-    """Words, which pages have, or the terminal, too."""
+    """A paragraph, which pages show, or the terminal, too."""
 
     words: str
     only_page: bool = True
@@ -91,9 +122,7 @@ class Section:
 
 
 class PageRow(NamedTuple):
-    """A row of tokens on a page: its number, how much is in it, words about it, and whether it is
-    open at first.
-    """
+    """A row of tokens on a page, with its counts and remarks. `is_open`: it shows its text."""
 
     number: int
     counts: str
@@ -105,9 +134,9 @@ class PageRow(NamedTuple):
 class Rows:
     """Rows of tokens, which pages show.
 
-    blob      what is in them, see `page.py`
-    why       why there are ids in place of text; "" where there is text
-    left_out  rows for which there is no room
+    blob      their tokens, see `page.py`
+    why       reason for ids in place of text; "" if there is text
+    left_out  number of rows for which there is no room
     """
 
     rows: Sequence[PageRow]
@@ -118,13 +147,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a command has to tell.
+    """The report of a command.
 
-    facts       what it is about was made of
-    rows        of tokens, which pages show below all sections
-    content     for programs
-    made_by     the foot of a page
-    incomplete  that it is so and why, where it is; the terminal says it as an error
+    facts       what the data was made from
+    rows        rows of tokens, which pages show below all sections
+    content     values for JSON
+    made_by     foot of a page
+    incomplete  why the result is incomplete; the terminal prints it as an error
     """
 
     title: str
@@ -138,27 +167,27 @@ class Report:
     rows: Rows | None = None
 
 
-# What sources are counted by, with the titles of columns.
-OF_SOURCES = {"documents": "documents", "tokens": "tokens", "trained_tokens": "trained"}
+# Totals that tables of sources have.
+OF_SOURCES = ("documents", "tokens", "trained_tokens")
 
 
 def table_of_sources(
     title: str, sources: Sequence[dict[str, Any]], by_source: Sequence[dict[str, Any]]
 ) -> Table:
-    """A line for each source, and bars of its shares; both as in the JSON of reports."""
-    names = [name for name in OF_SOURCES if all(name in one for one in by_source)]
-    shares = [(one["share_asked"], one["share_reached"]) for one in sources]
-    rows = [
-        [one["name"], *(count(own[name]) for name in names), f"{one['epochs']:.2f}",
-         *map(percent, its)]
-        for one, own, its in zip(sources, by_source, shares, strict=True)
-    ]  # fmt: skip
-    head = ["source", *map(OF_SOURCES.__getitem__, names), "epochs", "asked", "reached"]
-    return Table(title, head, rows, drawn="asked, and below it reached", bars=shares)
+    """Return a line for each source, and bars of its shares; both as in the JSON of reports."""
+    lines = [
+        {"source": source["name"]}
+        | {SHOWN_TOTALS[name].column: totals[name] for name in OF_SOURCES if name in totals}
+        | {"epochs": Aligned(f"{source['epochs']:.2f}")}
+        | {"asked": source["share_asked"], "reached": source["share_reached"]}
+        for source, totals in zip(sources, by_source, strict=True)
+    ]
+    shares = [(source["share_asked"], source["share_reached"]) for source in sources]
+    return Table(title, lines, drawn="asked, and below it reached", bars=shares)
 
 
 def document_lengths(counts: Sequence[int], max_lengths: Sequence[int] = ()) -> Histogram:
-    """Documents by length, int[32] by powers of two, with the lengths of rows, if any, marked."""
+    """Return documents by length, int[32] by powers of two; the lengths of rows are marked."""
     marks: dict[int, str] = {}
     for length in sorted(max_lengths):
         place = length.bit_length() - 1
@@ -169,23 +198,23 @@ def document_lengths(counts: Sequence[int], max_lengths: Sequence[int] = ()) -> 
 
 
 def row_fill(counts: Sequence[int], title: str = "row fill (rows)") -> Histogram:
-    """Rows by how full they are, int[21] in steps of five percent."""
-    return Histogram(title, "full", "rows", _fills(counts, "full"))
+    """Return rows by how full they are, int[21] in steps of five percent."""
+    return Histogram(title, "full", "rows", _shares(counts, "full"))
 
 
 def alike(what: str, like: str, counts: Sequence[int]) -> Histogram:
-    """Rows by the share of their segments that are alike, int[21] in steps of five percent."""
+    """Return rows by the share of their segments that are alike, int[21] in steps of 5%."""
     title = f"rows of one {what}, among those with four segments or more"
-    return Histogram(title, f"segments {like}", "rows", _fills(counts, "all"))
+    return Histogram(title, f"segments {like}", "rows", _shares(counts, "all"))
 
 
-def _fills(counts: Sequence[int], last: str) -> list[Bucket]:
+def _shares(counts: Sequence[int], last: str) -> list[Bucket]:
     labels = [*(f"{5 * i}-{5 * i + 5}%" for i in range(len(counts) - 1)), last]
     return [Bucket(label, number) for label, number in zip(labels, counts, strict=True) if number]
 
 
 def powers(counts: Sequence[int], marks: Mapping[int, str] | None = None) -> list[Bucket]:
-    """Bars of int[32] by powers of two: i holds 2**i up to 2**(i+1) - 1."""
+    """Return bars of int[32] by powers of two: i holds 2**i up to 2**(i+1) - 1."""
     marked = marks or {}
     return [
         Bucket(f"{2**i:,}-{2 ** (i + 1) - 1:,}" if i else "1", number, marked.get(i, ""))

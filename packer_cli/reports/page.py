@@ -1,13 +1,13 @@
-"""A report as a page for a browser: one file that asks for nothing from elsewhere.
+"""A report as an HTML page: one file that loads nothing else.
 
-The page is `page.html.jinja`, which escapes whatever it is given: names of inputs are anybody's.
-Its file is there whole or not at all, and in the place of nothing but an earlier page.
+The page is `page.html.jinja`, which escapes all values: anyone may have named the inputs. Its file
+is written whole or not at all, and replaces nothing but an earlier page.
 
 Rows of tokens are coloured by what is trained on, with boundaries, and ids on hover. There may be
-millions of tokens, so a page holds no element for each: rows are written as numbers of units,
-compressed, and the script of the page makes elements of a row when it is opened. A unit is a token
-with its text, or some tokens of which only all together have one, such as the bytes of a character.
-The texts of a segment's units, end to end, are just what the tokenizer says.
+millions of tokens, so a page does not have an element for each: rows are written as numbers of
+units, compressed, and the script of the page makes the elements of a row when it is opened. A unit
+is a token with its text, or several tokens that have a text only together, such as the bytes of a
+character. The texts of a segment's units, end to end, are exactly what the tokenizer decodes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ _OPEN_TOKENS = 1 << 12  # of the first rows, so that the page opens at once
 
 
 def page(report: Report) -> bytes:
-    """The page as a file's content. Characters that UTF-8 cannot write are escaped, as \\udc80."""
+    """Return the page as a file's content. Characters that UTF-8 cannot write are escaped, as
+    \\udc80.
+    """
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
         finalize=lambda value: one_line(value) if type(value) is str else value,
@@ -76,7 +78,7 @@ def page(report: Report) -> bytes:
 
 
 def check_place(name: str) -> None:
-    """UsageError for a name that no page can be written to. Nothing but a page is replaced."""
+    """Raise UsageError for a name that no page can be written to. Only a page may be replaced."""
     path = _path(name)
     folder = path.parent
     in_result = any(is_manifest(folder / file) for file in (MANIFEST, INCOMPLETE))
@@ -99,12 +101,12 @@ def save(name: str, content: bytes) -> None:
 
 
 def _path(name: str) -> Path:
-    """The path of the page; of a link, that of the file it leads to, which is replaced."""
+    """Return the path of the page; for a link, that of its target, which is replaced."""
     return Path(os.path.realpath(name)) if os.path.islink(name) else Path(name)
 
 
 def _refuse_other_files(path: Path) -> None:
-    """UsageError for what is there, unless it is a page or empty."""
+    """Raise UsageError if a file is there, unless it is a page or empty."""
     try:
         status = path.lstat()  # a link beside the page is no file of packer
         if not stat.S_ISREG(status.st_mode):
@@ -139,39 +141,41 @@ class _Units:
         return self.numbers.setdefault((text, tuple(ids), special), len(self.numbers))
 
     def of(self, ids: list[int]) -> list[tuple[int, int]]:
-        """(unit, how many tokens it has) of a segment."""
+        """Return (unit, number of its tokens) of a segment."""
         if self.decoder is None:
-            return [(self.number(f"{one} ", [one]), 1) for one in ids]
+            return [(self.number(f"{token} ", [token]), 1) for token in ids]
         units, begin = list[tuple[int, int]](), 0
-        names = {one: self.decoder.special(one) for one in {*ids}}
-        for special, run in groupby(ids, key=lambda one: names[one] is not None):
+        names = {token: self.decoder.special(token) for token in {*ids}}
+        for special, run in groupby(ids, key=lambda token: names[token] is not None):
             tokens = list(run)
             if special:
-                units += [(self.number(str(names[one]), [one], True), 1) for one in tokens]
+                units += [(self.number(str(names[token]), [token], True), 1) for token in tokens]
             else:
                 units += self._of_text(tokens, ids[begin - 1] if begin else None)
             begin += len(tokens)
         return units
 
     def _of_text(self, ids: list[int], before: int | None) -> list[tuple[int, int]]:
-        """Units whose texts are what the decoder makes of all ids."""
+        """Return units whose texts, end to end, are the decoded ids."""
         assert self.decoder is not None  # noqa: S101 as above
         whole = self.decoder.decode(ids, before)
-        pieces = [self._text(one) for one in ids]
+        pieces = [self._text(token) for token in ids]
         if before is None and ids:
             pieces[0] = self.decoder.decode(ids[:1])
         if "".join(pieces) == whole:
-            return [(self.number(text, [one]), 1) for text, one in zip(pieces, ids, strict=True)]
+            return [
+                (self.number(text, [token]), 1) for text, token in zip(pieces, ids, strict=True)
+            ]
         groups = _together(ids, pieces)
         if len(groups) < len(ids):  # the bytes of characters
             texts = [
-                pieces[at] if len(own) == 1
-                else self.decoder.decode(own, ids[at - 1] if at else before)
-                for at, own in groups
+                pieces[at] if len(group) == 1
+                else self.decoder.decode(group, ids[at - 1] if at else before)
+                for at, group in groups
             ]  # fmt: skip
             if "".join(texts) == whole:
                 pairs = zip(texts, groups, strict=True)
-                return [(self.number(text, own), len(own)) for text, (_, own) in pairs]
+                return [(self.number(text, group), len(group)) for text, (_, group) in pairs]
         middle = next((at for at, _ in groups if at >= len(ids) // 2), 0)
         if middle:
             left, right = ids[:middle], ids[middle:]
@@ -181,7 +185,7 @@ class _Units:
         return [(self.number(whole, ids), len(ids))]
 
     def _text(self, token: int) -> str:
-        """What a token is in the middle of a text."""
+        """Return the text of a token in the middle of a text."""
         if token not in self._texts:
             assert self.decoder is not None  # noqa: S101 as above
             self._texts[token] = self.decoder.decode([token], token)
@@ -189,30 +193,30 @@ class _Units:
 
 
 def _together(ids: list[int], pieces: list[str]) -> list[tuple[int, list[int]]]:
-    """(place, tokens): tokens next to each other that have parts of characters are one."""
+    """Return (place, tokens), with neighbors that have parts of characters together."""
     groups = list[tuple[int, list[int]]]()
     broken = False
-    for at, (one, text) in enumerate(zip(ids, pieces, strict=True)):
+    for at, (token, text) in enumerate(zip(ids, pieces, strict=True)):
         is_broken = _BROKEN in text
         if broken and is_broken:
-            groups[-1][1].append(one)
+            groups[-1][1].append(token)
         else:
-            groups.append((at, [one]))
+            groups.append((at, [token]))
         broken = is_broken
     return groups
 
 
 def rows_report(title: str, shown: Sequence[Shown], decoder: Decoder | str) -> Report:
-    """A page of rows alone."""
-    rows = rows_of_page([(one, ()) for one in shown], decoder)
+    """Report rows alone, on a page."""
+    rows = rows_of_page([(row, ()) for row in shown], decoder)
     return Report(title, made_by=f"packer {packer_cli.__version__}, packer show", rows=rows)
 
 
 def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder | str) -> Rows:
-    """Rows for a page, each with words about it: what was found in it, or why it is there.
+    """Return rows for a page, each with remarks: findings in it, or why it is there.
 
-    `decoder`: words say why there is none. At most MOST_TOKENS are shown; rows beyond are left out,
-    and counted.
+    `decoder`: a text says why there is none. At most MOST_TOKENS are shown; rows beyond are left
+    out, and counted.
     """
     why = decoder if isinstance(decoder, str) else ""
     units, numbers, contents = (
@@ -221,39 +225,39 @@ def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder 
         list[dict[str, Any]](),
     )
     rows, tokens = list[PageRow](), 0
-    for one, about in shown:
-        length = sum(len(segment.ids) for segment in one.segments)
+    for row, about in shown:
+        length = sum(len(segment.ids) for segment in row.segments)
         if tokens + length > MOST_TOKENS:
             continue
         tokens += length
         segments = []
-        for segment in one.segments:
-            own = units.of(segment.ids.tolist())
+        for segment in row.segments:
+            in_segment = units.of(segment.ids.tolist())
             flags = segment.trained
-            firsts = np.cumsum([0, *(count for _, count in own[:-1])])
-            trained = [] if flags is None else flags[firsts[: len(own)]].tolist()
+            firsts = np.cumsum([0, *(count for _, count in in_segment[:-1])])
+            trained = [] if flags is None else flags[firsts[: len(in_segment)]].tolist()
             runs = [len(list(run)) for _, run in groupby(trained)]
             begun = int(trained[0]) if trained else -1
             origin = "" if segment.origin is None else str(segment.origin)
             more = "; ".join(filter(None, [origin, values_shown(segment)]))
-            segments.append([len(own), begun, runs, len(segment.ids), *[more] * bool(more)])
-            numbers += [number for number, _ in own]
-        contents.append({"segments": segments, "padding": one.padding})
-        labelled = [part.trained for part in one.segments if part.trained is not None]
+            segments.append([len(in_segment), begun, runs, len(segment.ids), *[more] * bool(more)])
+            numbers += [number for number, _ in in_segment]
+        contents.append({"segments": segments, "padding": row.padding})
+        labelled = [part.trained for part in row.segments if part.trained is not None]
         counts = plural(length, "token")
         if labelled:
             counts += f", {sum(int(flags.sum()) for flags in labelled):,} trained"
-        what = plural(len(one.segments), "document")
-        place = f"{short_name(one.shard)} {one.what} {one.in_shard}"
+        documents = plural(len(row.segments), "document")
+        place = f"{short_name(row.shard)} {row.what} {row.in_shard}"
         is_open = not rows or tokens <= _OPEN_TOKENS
-        rows.append(PageRow(one.index, f"{what}, {counts}; {place}", tuple(about), is_open))
+        rows.append(PageRow(row.index, f"{documents}, {counts}; {place}", tuple(about), is_open))
     left_out = len(shown) - len(rows)
     return Rows(rows, _blob(units, numbers, contents), why, left_out)
 
 
 def _blob(units: _Units, numbers: list[int], contents: list[dict[str, Any]]) -> str:
-    """What the script takes apart: a length, JSON of that many bytes, then three planes of bytes:
-    the numbers of units, the most frequent first, whose high bytes are nearly all alike.
+    """Return the data for the script: a length, JSON of that many bytes, then three planes of
+    bytes: the numbers of units, the most frequent first, so that high bytes are nearly all alike.
     """
     flat = np.array(numbers, np.int64)
     counts = np.bincount(flat, minlength=len(units.numbers))
@@ -261,7 +265,10 @@ def _blob(units: _Units, numbers: list[int], contents: list[dict[str, Any]]) -> 
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     every = list(units.numbers)
-    table = [[every[one][0], list(every[one][1]), int(every[one][2])] for one in order.tolist()]
+    table = [
+        [every[number][0], list(every[number][1]), int(every[number][2])]
+        for number in order.tolist()
+    ]
     head = json.dumps({"units": table, "rows": contents, "count": len(flat)}).encode()
     ranks = rank[flat] if len(flat) else flat
     planes = [(ranks >> shift & 255).astype(np.uint8).tobytes() for shift in (0, 8, 16)]

@@ -1,9 +1,8 @@
-"""`packer show`: rows of packed directories, and documents of tokenized ones, as text; and which of
-them make a training step.
+"""`packer show`: rows of packed directories, documents of tokenized ones, and the rows of a step.
 
-Only the manifest and the mapped pages of what is asked for are read, so it is instant on any size.
-In the terminal trained tokens are green and the others dim, or in brackets without color. Text from
-data is hostile: no control character of it reaches the terminal.
+Only the manifest and the mapped pages of these rows are read, so it is instant on any size. In the
+terminal trained tokens are green and the others dim, or in brackets without color. Text from data
+is hostile: no control character of it reaches the terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rich.style import Style
 from packer_cli.errors import DataError, UsageError, from_os_error, visible
 from packer_cli.packing.labels import trained_flags
 from packer_cli.records import FILE, IGNORED, POSITION, START, Documents, Int32, Int64, offsets_of
-from packer_cli.reports import Report, Section, Table
+from packer_cli.reports import Aligned, Cell, Report, Section, Table
 from packer_cli.reports.terminal import is_plain
 from packer_cli.result.columns import as_numbers, rows_of, segments_of, values_in
 from packer_cli.result.layout import short_name
@@ -85,8 +84,8 @@ class Shown:
 
 
 def numbers_of(texts: list[str], rows: int, what: str) -> Iterator[int]:
-    """Numbers of rows or documents from "7", "-1" (the last) and "3-5". UsageError if there is no
-    such one.
+    """Return numbers of rows or documents from "7", "-1" (the last) and "3-5". Raises UsageError
+    for numbers that are not there.
     """
     ranges = []
     for text in texts:
@@ -111,7 +110,9 @@ def numbers_of(texts: list[str], rows: int, what: str) -> Iterator[int]:
 
 
 def pick(row: Shown, segment: int) -> list[Segment]:
-    """One segment of a row; negative numbers count from the end. UsageError if there is none."""
+    """Return one segment of a row; negative numbers count from the end. Raises UsageError if there
+    is none.
+    """
     count = len(row.segments)
     if not -count <= segment < count:
         raise UsageError(
@@ -133,22 +134,22 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     if "segments" in batch.schema.names:
         places = (origins or Origins(packed.facts)).of(sources_of(batch))
     columns = packed.facts.config.value_columns.items()
-    values = {name: as_numbers(one, values_in(batch, one)) for name, one in columns}
+    values = {name: as_numbers(column, values_in(batch, column)) for name, column in columns}
     segments = []
     for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-        its = slice(begin, begin + length)
-        flags = None if trained is None else trained[its]
+        inside = slice(begin, begin + length)
+        flags = None if trained is None else trained[inside]
         here = {
-            own: values[own][number] if one.is_of_segments else values[own][0, its]
-            for own, one in columns
+            name: values[name][number] if column.is_of_segments else values[name][0, inside]
+            for name, column in columns
         }
-        segments.append(Segment(number, places[number], ids[its], flags, here))
+        segments.append(Segment(number, places[number], ids[inside], flags, here))
     padding = packed.max_length - int(lengths.sum())
     return Shown("row", index, shard.file, in_shard, segments, padding=padding)
 
 
 def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> Shown:
-    """Find a document; `tokens` are those of this directory alone. DataError as `read_row`."""
+    """Find a document. `tokens`: of this directory alone. Raises DataError as `read_row` does."""
     number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
     shard, facts = tokenized.shards[number], tokenized.facts
     file, position = tokenized.places(np.array([index], np.int64))[:, 0].tolist()
@@ -163,14 +164,14 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
     flags = trained_flags(trained, np.zeros(1, np.int64), int(length[0]))
     origin = input_origin(facts.inputs[file], facts.config, position)
     places = {FILE: first, POSITION: np.array([index]), START: first}
-    found = tokens.fetch(Documents(None, offsets_of(length), {}, places))
+    document = tokens.fetch(Documents(None, offsets_of(length), {}, places))
     values = {
-        name: as_numbers(one, found.of_documents[name])[0]
-        if one.is_of_segments
-        else as_numbers(one, found.of_tokens[name])
-        for name, one in tokenized.value_columns.items()
+        name: as_numbers(column, document.of_documents[name])[0]
+        if column.is_of_segments
+        else as_numbers(column, document.of_tokens[name])
+        for name, column in tokenized.value_columns.items()
     }
-    whole = Segment(0, origin, found.token_ids.view(np.int32), flags, values)
+    whole = Segment(0, origin, document.token_ids.view(np.int32), flags, values)
     in_shard = index - int(tokenized.firsts[number])
     return Shown("document", index, shard.file, in_shard, [whole])
 
@@ -186,8 +187,8 @@ class _Span(NamedTuple):
 
 
 def _spans(segment: Segment, decoder: Decoder | None, *, whole: bool = False) -> list[_Span]:
-    """The segment cut where special changes and, if it is not taken as a `whole`, where trained
-    does. Texts are "" without a decoder.
+    """Cut a segment where special changes and, unless it is taken as a `whole`, where trained does.
+    Texts are "" without a decoder.
     """
     ids, trained = segment.ids.tolist(), None if whole else segment.trained
     flags = [None] * len(ids) if trained is None else trained.tolist()
@@ -206,17 +207,17 @@ def _spans(segment: Segment, decoder: Decoder | None, *, whole: bool = False) ->
 
 
 def _trained_in(segments: Sequence[Segment]) -> int | None:
-    """Count their trained tokens; None where that is not known."""
-    flags = [one.trained for one in segments if one.trained is not None]
-    return sum(int(np.count_nonzero(its)) for its in flags) if flags else None
+    """Count their trained tokens; None if these are not known."""
+    flags = [segment.trained for segment in segments if segment.trained is not None]
+    return sum(int(np.count_nonzero(trained)) for trained in flags) if flags else None
 
 
 def as_json(shown: Shown, segments: list[Segment], decoder: Decoder | None) -> dict[str, Any]:
-    """An object of these segments of a row, or a document; without a decoder, ids, not text."""
+    """Return an object of segments of a row, or of a document; without a decoder, ids, not text."""
     what = shown.what
     place = {what: shown.index, "shard": shown.shard, f"shard_{what}": shown.in_shard}
     if what == "row":
-        contents = [{"segment": one.index} | _content(one, decoder) for one in segments]
+        contents = [{"segment": segment.index} | _content(segment, decoder) for segment in segments]
         return place | {"segments": contents, "padding": shown.padding}
     document = _content(shown.segments[0], decoder)
     del document["start"]
@@ -224,7 +225,7 @@ def as_json(shown: Shown, segments: list[Segment], decoder: Decoder | None) -> d
 
 
 def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
-    """A segment's origin, and what it holds."""
+    """Return a segment's origin, and its tokens as text or ids."""
     spans: list[dict[str, Any]] = []
     for trained, group in groupby(_spans(segment, decoder), key=lambda span: span.trained):
         run = list(group)
@@ -244,31 +245,33 @@ def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
 
 
 def _plain(values: Any) -> Any:
-    """Values as Python has them: a float with as few digits as tell it from its neighbors."""
+    """Return values as Python has them: a float with as few digits as distinguish it from its
+    neighbors.
+    """
     if values.dtype.kind == "f":
         values = values.astype(str).astype(np.float64)
     return values.tolist()
 
 
 def values_shown(segment: Segment) -> str:
-    """What follows a segment, for people: "reward 0.5; logprobs -2.1 to -0.1, mean -0.7"."""
+    """Return the values of a segment, in words: "reward 0.5; logprobs -2.1 to -0.1, mean -0.7"."""
     parts = []
     for name, values in segment.values.items():
         if values.ndim == 0:
             parts.append(f"{visible(name)} {value(values.item())}")
         else:
-            low, high = (value(one.item()) for one in (values.min(), values.max()))
+            low, high = (value(extreme.item()) for extreme in (values.min(), values.max()))
             mean = value(float(values.mean(dtype=np.float64)))
             parts.append(f"{visible(name)} {low} to {high}, mean {mean}")
     return "; ".join(parts)
 
 
 class Printer:
-    """Prints rows or documents to stdout, with a legend before the first.
+    """Printer of rows or documents on stdout, with a legend before the first.
 
-    rows     how many there are
+    rows     their number in the result
     decoder  None: token ids instead of text
-    labels   whether the data says what is trained
+    labels   whether it is known what is trained on
     """
 
     def __init__(self, rows: int, decoder: Decoder | None, *, labels: bool) -> None:
@@ -287,20 +290,20 @@ class Printer:
             self._add(f"{self._open}trained tokens{self._close}, others\n\n")
 
     def print(self, shown: Shown, segments: list[Segment]) -> None:
-        """Some segments of a row, with its padding if these are all; or a document."""
+        """Print segments of a row, with its padding if these are all; or a document."""
         of_row, every = shown.what == "row", shown.segments
         about = f"{plural(len(every), 'segment')}, {_counts(every)}" if of_row else _about(every[0])
         self._add(f"{shown.what} {shown.index} of {self._rows:,}", "bold")
         place = f"{visible(short_name(shown.shard))} {shown.what} {shown.in_shard}"
         self._add(f": {about}; {place}\n")
         rule = "--" if self._ascii else "──"
-        for one in segments:
+        for segment in segments:
             if of_row:
-                self._add(f"{rule} segment {one.index}", "bold cyan")
-                self._add(f": {_about(one)}\n", "cyan")
-            if one.values:
-                self._add(f"   {values_shown(one)}\n", "cyan")
-            self._print_tokens(_spans(one, self._decoder))
+                self._add(f"{rule} segment {segment.index}", "bold cyan")
+                self._add(f": {_about(segment)}\n", "cyan")
+            if segment.values:
+                self._add(f"   {values_shown(segment)}\n", "cyan")
+            self._print_tokens(_spans(segment, self._decoder))
         if shown.padding and segments is every:
             self._add(f"... {plural(shown.padding, 'padding token')}\n", "dim")
         self._console.print(Segments(self._pieces), soft_wrap=True, end="")
@@ -325,7 +328,9 @@ class Printer:
             self._add("\n")
 
     def _add(self, text: str, style: str = "", *, data: bool = False) -> None:
-        """Add text line by line, since pagers end a style there; line ends in `data` are shown."""
+        """Add text line by line, since pagers end a style there. Line ends in `data` are made
+        visible.
+        """
         look = Style.parse(style) if style and self._coloured else None
         mark = "↵" if data and self._decoder and self._coloured and not self._ascii else ""
         *lines, last = text.split("\n")
@@ -382,12 +387,12 @@ def ranks_in(
     step: int,
     sampler: dict[str, Any],
     state: dict[str, Any] | None = None,
-    done: int = 0,
+    steps_done: int = 0,
 ) -> list[Int64]:
     """Return the row numbers of each rank in a step, int64[n].
 
     sampler      options of a PackedSampler: seed, SIZES, balance, hidden_size
-    state, done  of a checkpoint, as `saved_in` returns them
+    state, steps_done  of a checkpoint, as `saved_in` returns them
 
     Raises UsageError for options that do not fit, DataError for the state of another run.
     """
@@ -402,7 +407,10 @@ def ranks_in(
     # all epochs of a Trainer have as many batches as the first
     batches = -(-(len(packed) // sizes.world_size) // sizes.batch_size)
     steps = Steps(schedule, most_batches=batches)
-    expected = schedule.options() | {"data": whole.fingerprint, "samples": steps.begin_of(done)}
+    expected = schedule.options() | {
+        "data": whole.fingerprint,
+        "samples": steps.begin_of(steps_done),
+    }
     expected |= {"dealt": schedule.history(expected["samples"])} if balance else {}
     for name, wanted in expected.items():
         if state.get(name) != wanted:
@@ -417,8 +425,10 @@ def ranks_in(
 def rows_in(
     packed: PackedDirectory, ranks: list[Int64], batch_size: int, note: Callable[[str], None]
 ) -> Iterator[StepRow]:
-    """Yield the rows of each rank; `note` hears which origins are unknown. Raises DataError."""
-    columns = [one for one in packed.stored_columns if one.startswith(("cu_seqlens", "segments"))]
+    """Yield the rows of each rank; `note` gets notes on unknown origins. Raises DataError."""
+    columns = [
+        name for name in packed.stored_columns if name.startswith(("cu_seqlens", "segments"))
+    ]
     origins = Origins(packed.facts, packed.directories if isinstance(packed, View) else None)
     for rank, numbers in enumerate(ranks):
         if not len(numbers):
@@ -437,13 +447,14 @@ def rows_in(
 
 def step_report(step: int, sampler: dict[str, Any], rows: Iterator[StepRow]) -> Report:
     """Report a line for each segment; the first one has the place of the row."""
-    lines = list[list[str]]()
+    lines = list[dict[str, Cell]]()
     for place, segments in rows:
-        cells = [*map(str, place)]
+        cells = [Aligned(number) for number in place]
         for origin, tokens in segments:
-            lines.append(["" if origin is None else str(origin), *cells, f"{tokens:,}"])
-            cells = [""] * len(cells)
+            names = ("document", "rank", "micro-batch", "row", "tokens")
+            values: list[Cell] = [str(origin or ""), *cells, tokens]
+            lines.append(dict(zip(names, values, strict=True)))
+            cells = [Aligned("")] * len(cells)
     options = ", ".join(f"{name}={value!r}" for name, value in sampler.items())
-    table = Table("", ["document", "rank", "micro-batch", "row", "tokens"], lines)
     title = f"step {step:,} of PackedSampler(dataset, {options})"
-    return Report(title, sections=[Section("", [table])])
+    return Report(title, sections=[Section("", [Table("", lines)])])

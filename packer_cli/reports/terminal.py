@@ -38,15 +38,15 @@ def is_plain() -> bool:
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
     yield Line(_plain(report.title), "bold")
-    facts = [(one.what, _plain(one.how)) for one in report.facts]
-    styles = ["yellow" if one.is_doubtful else "" for one in report.facts]
+    facts = [(fact.label, _plain(fact.words)) for fact in report.facts]
+    styles = ["yellow" if fact.is_doubtful else "" for fact in report.facts]
     yield from _grid(facts, ("dim", ""), "<<", styles, least=_TITLE, width=width)
-    figures = [one for one in report.figures if not one.is_loss or one.figure != "0"]
+    figures = [figure for figure in report.figures if not figure.is_loss or figure.figure != "0"]
     if figures:
         yield Line()
-    losses = ["yellow" if one.is_loss else "" for one in figures]
+    losses = ["yellow" if figure.is_loss else "" for figure in figures]
     looks = ("dim", "bold", "")
-    cells = [(_plain(one.title), one.figure, _plain(one.meaning)) for one in figures]
+    cells = [(_plain(figure.label), figure.figure, _plain(figure.meaning)) for figure in figures]
     yield from _grid(cells, looks, "<><", losses, least=_TITLE, width=width)
     for warning in report.warnings:
         yield Line()
@@ -68,14 +68,16 @@ def _part(part: Part, width: int) -> Iterator[Line]:
     if isinstance(part, Histogram):
         shown = [bucket for bucket in part.buckets if bucket.number]
         highest = max((bucket.number for bucket in shown), default=1)
-        rows = [(one.label, count(one.number), _bar(one.number / highest)) for one in shown]
+        rows = [
+            (bucket.label, count(bucket.number), _bar(bucket.number / highest)) for bucket in shown
+        ]
         yield from _grid(rows, ("", "", "cyan"), ">><")
     else:
         yield from _table(part, width)
 
 
 def _table(table: Table, width: int) -> Iterator[Line]:
-    """Titles that need more than the width are broken between words."""
+    """Yield a table. Titles that need more than the width are broken between words."""
     sides = ["<" if title in table.text else ">" for title in table.head]
     head = [*table.head]
     rows = [[_plain(cell) for cell in row] for row in table.rows]
@@ -91,7 +93,7 @@ def _table(table: Table, width: int) -> Iterator[Line]:
             for title, cells in zip(head, widths, strict=True)
         ]
     high = max(map(len, titles))
-    top = zip(*([*[""] * (high - len(its)), *its] for its in titles), strict=True)
+    top = zip(*([*[""] * (high - len(lines)), *lines] for lines in titles), strict=True)
     yield from _grid([*top, *rows], [""] * len(head), sides, ["dim"] * high)
 
 
@@ -104,13 +106,13 @@ def _grid(
     least: int = 0,
     width: int = _PIPED,
 ) -> Iterator[Line]:
-    """Lines of cells, the last of which is wrapped into what is left of the width.
+    """Yield lines of cells; the last cell is wrapped into what is left of the width.
 
-    looks, styles  of columns and of rows; `sides`: where the cells of a column stand, < or >
+    looks, styles  of columns and of rows; `sides`: alignment of the cells of a column, < or >
     least          characters of the first column
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[:1] = [max(least, one) for one in widths[:1]]
+    widths[:1] = [max(least, width) for width in widths[:1]]
     left = max(width - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1), _TITLE)
     for (*cells, last), style in zip(rows, [*styles, *[""] * len(rows)], strict=False):
         lines = [last] if len(last) <= left else wrap(
@@ -132,7 +134,7 @@ def _bar(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text as stdout can show it, in one line: names and options of results are anybody's."""
+    """Return text as stdout can show it, in one line: names and options may hold any character."""
     for sign, letters in _IN_ASCII.items() if is_plain() else ():
         text = text.replace(sign, letters)
     return one_line(text)

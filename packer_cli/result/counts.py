@@ -40,32 +40,32 @@ _POWER_BUCKETS = 32  # bucket i: 2**i <= value < 2**(i+1)
 
 
 def powers_histogram(values: Int64 | Int32) -> Int64:
-    """int64[32]: how many values lie in each [2**i, 2**(i+1)); values >= 1."""
+    """Return int64[32]: the number of values in each [2**i, 2**(i+1)); values >= 1."""
     exponents = np.frexp(values.astype(np.float64))[1] - 1
     return np.bincount(exponents, minlength=_POWER_BUCKETS).astype(np.int64)
 
 
 def fill_histogram(row_tokens: Int64, max_length: int | Int64) -> Int64:
-    """int64[21]: rows by fill in steps of five percent, full rows last."""
+    """Return int64[21]: rows by fill in steps of five percent, full rows last."""
     bucket = row_tokens * (ROW_FILL_BUCKETS - 1) // max_length
     return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
 
 
 def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """How mixed rows are, by the totals of a manifest.
+    """Return how mixed rows are, from the totals of a manifest.
 
     spread      standard deviation of lengths in a row over that in the data; None without any
     one_length  share of rows with most of their segments within 5% of one length
-    one_input   share of rows with most of their segments from one input; None for both: no row has
-                segments enough
+    one_input   share of rows with most of their segments from one input; None for both if no row
+                has enough segments
     """
     names = ("length_squares", "length_squares_in_rows", "tokens", "segments", "rows")
     of_data = length_spread(*(totals[name] for name in names))
-    found = {"spread": None if math.isnan(of_data) else of_data}
+    mixed = {"spread": None if math.isnan(of_data) else of_data}
     for name, least in (("one_length", ONE_LENGTH), ("one_input", ONE_INPUT)):
         rows, first = sum(histograms[name]), round(least * (ROW_FILL_BUCKETS - 1))
-        found[name] = sum(histograms[name][first:]) / rows if rows else None
-    return found
+        mixed[name] = sum(histograms[name][first:]) / rows if rows else None
+    return mixed
 
 
 def _packed(counts: Int64) -> str:
@@ -90,8 +90,8 @@ def _unpacked(text: str) -> Int64:
 def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
     """Add counts of names; of many different ones, the rest is counted as one. INOUT totals."""
     for name, number in sorted(more.items()):
-        one = name if name in totals or len(totals) < _MOST_UNREAD else _OTHERS
-        totals[one] = totals.get(one, 0) + number
+        key = name if name in totals or len(totals) < _MOST_UNREAD else _OTHERS
+        totals[key] = totals.get(key, 0) + number
 
 
 # Of a unit's record: exports name themselves by the digest of a manifest, which lists the record's.
@@ -112,7 +112,7 @@ def _shares() -> Int64:
 
 
 class InputTotals(Struct):
-    """What was packed of one input file, and what was not, in the order of units' records."""
+    """Totals of one input file, in the order of units' records."""
 
     documents: Count = 0
     tokens: Count = 0
@@ -131,7 +131,7 @@ class InputTotals(Struct):
 
 
 class Total(NamedTuple):
-    """How `packer stats` shows a total.
+    """Words of `packer stats` for a total.
 
     title    of its line; "": it has none
     meaning  follows the figure; {name} is another total, {name:document} one with its noun
@@ -277,7 +277,7 @@ class Totals(DocumentTotals):
             is_loss=True,
         ),
     ] = 0
-    dropped_tokens: Annotated[Count, Total(column="their tokens", is_loss=True)] = 0
+    dropped_tokens: Annotated[Count, Total(column="tokens dropped", is_loss=True)] = 0
     dropped_trained_tokens: Count = 0
     untrained_documents: Annotated[
         Count,
@@ -288,7 +288,7 @@ class Totals(DocumentTotals):
             is_loss=True,
         ),
     ] = 0
-    untrained_tokens: Annotated[Count, Total(column="their tokens", is_loss=True)] = 0
+    untrained_tokens: Annotated[Count, Total(column="tokens untrained", is_loss=True)] = 0
     length_squares: _Squares = 0
     length_squares_in_rows: _Squares = 0
 
@@ -305,13 +305,13 @@ OF_TRACES = tuple(name for name, total in SHOWN_TOTALS.items() if total.if_any)
 
 
 class Counts(Totals):
-    """Totals, histograms, and what each input has its part of. The truncated and the dropped tokens
-    make `encoded_tokens` together with those in rows. Attention costs are counted where rows are
-    balanced, before and after.
+    """Totals, histograms, and the totals of each input. Truncated and dropped tokens and those in
+    rows are together `encoded_tokens`. Attention costs are counted before and after balancing, if
+    rows are balanced.
 
-    unread          fields that nobody reads
-    dropped_length  the tokens of documents that are dropped since they are longer than a row; of
-                    those with 2**i <= length < 2**(i+1) in dropped_length[i]
+    unread          fields that nothing reads
+    dropped_length  tokens of documents that are dropped since they are longer than a row: of those
+                    with 2**i <= length < 2**(i+1) in dropped_length[i]
     """
 
     rows: int = 0
@@ -345,12 +345,12 @@ class Counts(Totals):
         lost = lengths - placed
         if not lost.any():  # nearly always
             return
-        for what, which in (
+        for loss, which in (
             ("truncated", (lost > 0) & (placed > 0)),
             ("dropped", (lost > 0) & (placed == 0)),
         ):
-            self._of_files(f"{what}_documents", file[which])
-            self._of_files(f"{what}_tokens", file[which], lost[which])
+            self._of_files(f"{loss}_documents", file[which])
+            self._of_files(f"{loss}_tokens", file[which], lost[which])
 
     def add_turns(self, turns: Int32 | None) -> None:
         """Count trained turns of n documents: int32[n, 2] as in `Records`."""
@@ -366,7 +366,7 @@ class Counts(Totals):
         row_offsets: Int64,
         max_length: int,
     ) -> Counts:
-        """Counts of rows by their segments, row after row: lengths and inputs."""
+        """Count rows by their segments, row after row: lengths and inputs."""
         ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=ends[1:])
         counts = cls(
@@ -438,7 +438,7 @@ class Counts(Totals):
         _add(self, vars(loss))
 
     def add(self, other: Counts) -> None:
-        """Add those of another unit, or of a part of this one."""
+        """Add the counts of another unit, or of a part of this one."""
         for name in other.__struct_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(theirs, int) and theirs == 0:  # most are
@@ -457,14 +457,14 @@ class Counts(Totals):
                 setattr(self, name, mine + theirs)
 
     def as_json(self) -> dict[str, Any]:
-        """The counts as in a unit's record, where zeros are left out."""
+        """Return the counts as in a unit's record, without zeros."""
         names = dict.fromkeys((*_RECORDED_FIRST, *self.__struct_fields__))
         figures = {name: _as_json(name, getattr(self, name)) for name in names}
         return {name: value for name, value in figures.items() if value}
 
     @classmethod
     def from_json(cls, recorded: dict[str, Any]) -> Counts:
-        """The counts that `as_json` gave. Raises ValueError or TypeError for anything else."""
+        """Return the counts that `as_json` gave. Raises ValueError or TypeError for others."""
         counts = cls()
         for name, value in recorded.items():
             if name not in cls.__struct_fields__:
@@ -474,12 +474,12 @@ class Counts(Totals):
 
     @property
     def records(self) -> int:
-        """All that were read, the bad ones too."""
+        """All records that were read, the bad ones too."""
         placed = self.documents + self.empty_documents + self.dropped_documents
         return self.rejected_records + placed
 
     def conserved(self) -> bool:
-        """Whether every encoded token is accounted for."""
+        """Tell if every encoded token is accounted for."""
         return self.encoded_tokens == self.tokens + self.truncated_tokens + self.dropped_tokens
 
 
@@ -490,7 +490,7 @@ def _add(totals: Struct, more: Mapping[str, int]) -> None:
 
 def _as_json(name: str, value: Any) -> Any:
     if name == "files":
-        return [[index, *_without_last_zeros(one)] for index, one in sorted(value.items())]
+        return [[index, *_without_last_zeros(totals)] for index, totals in sorted(value.items())]
     if name == "piece_length":
         return _packed(value)
     if isinstance(value, np.ndarray):

@@ -1,7 +1,7 @@
-"""What a user must hear of a result: what was lost, left out or joined as nobody may have meant.
+"""Warnings about a result: what was lost, left out or joined, perhaps by mistake.
 
-A warning is told from the manifest alone, so that the end of a run, `packer stats` and its page
-say the same.
+A warning follows from the manifest alone, so that the end of a run, `packer stats` and its page
+have the same ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RAW, FORMATS = "raw", "formats"
 _WORDS = {"chat": "the chat template's", "none": "as they are", "alpaca": "Alpaca's"}
 
 
-class Warned(NamedTuple):
+class ResultWarning(NamedTuple):
     """`about`: what it is about, for programs. `text`: what is there, with its share. `way_out`:
     the options that help.
     """
@@ -47,8 +47,8 @@ class Warned(NamedTuple):
         return f"{self.text}; {self.way_out}"
 
 
-def warnings_of(manifest: Result) -> list[Warned]:
-    """Warnings of a result, the gravest first."""
+def warnings_of(manifest: Result) -> list[ResultWarning]:
+    """Return the warnings about a result, the gravest first."""
     lost = [*_dropped(manifest), *_untrained(manifest)] if isinstance(manifest, Manifest) else []
     return [
         *lost, *_left_out(manifest), *_copies(manifest), *_unshown(manifest),
@@ -58,12 +58,12 @@ def warnings_of(manifest: Result) -> list[Warned]:
 
 
 def encoded_tokens(manifest: Result) -> int:
-    """The tokens that a run made, those that were lost included."""
+    """Return the tokens that a run encoded, including those that were lost."""
     lost = ("truncated_tokens", "dropped_tokens")
     return manifest.tokens + sum(getattr(manifest, name, 0) for name in lost)
 
 
-def _dropped(manifest: Manifest) -> Iterator[Warned]:
+def _dropped(manifest: Manifest) -> Iterator[ResultWarning]:
     encoded = encoded_tokens(manifest)
     documents = manifest.documents + manifest.dropped_documents
     untrained = manifest.untrained_documents, manifest.untrained_tokens
@@ -80,10 +80,12 @@ def _dropped(manifest: Manifest) -> Iterator[Warned]:
                 f"{number:,} of {plural(documents, 'document')} dropped, "
                 f"{percent(tokens / encoded)} of the tokens: {why}"
             )
-            yield Warned(about, text, ", ".join([*way_out, "--max-loss 1% makes it an error"]))
+            yield ResultWarning(
+                about, text, ", ".join([*way_out, "--max-loss 1% makes it an error"])
+            )
 
 
-def _untrained(manifest: Manifest) -> Iterator[Warned]:
+def _untrained(manifest: Manifest) -> Iterator[ResultWarning]:
     if manifest.tokens and not manifest.trained_tokens:
         is_short = manifest.config.max_length == 1
         way_out = (
@@ -91,14 +93,14 @@ def _untrained(manifest: Manifest) -> Iterator[Warned]:
             if is_short
             else "check what the records or --train-on mark as trained"
         )
-        yield Warned("nothing trained", "no token of the result is trained on", way_out)
+        yield ResultWarning("nothing trained", "no token of the result is trained on", way_out)
 
 
 def _longer(manifest: Manifest) -> list[str]:
-    """What would keep documents that are longer than a row."""
+    """Return options that would keep documents that are longer than a row."""
     ways = []
     is_given = manifest.config.overlong == "truncate-turns"
-    if not is_given and any(one.is_chat for one in shape_of(manifest).each):
+    if not is_given and any(shape.is_chat for shape in shape_of(manifest).each):
         ways.append("--overlong truncate-turns keeps their last turns")
     left = 0
     for exponent in reversed(range(len(manifest.dropped_length))):
@@ -112,39 +114,39 @@ def _longer(manifest: Manifest) -> list[str]:
     return ways
 
 
-def _left_out(manifest: Result) -> Iterator[Warned]:
+def _left_out(manifest: Result) -> Iterator[ResultWarning]:
     if not manifest.rejected_files:
         return
-    names = [one.name for one in manifest.inputs if one.rejected_files]
+    names = [file.name for file in manifest.inputs if file.rejected_files]
     files = plural(manifest.rejected_files, "input")
     text = f"leaves out {files} that cannot be decoded: {named(names, _MOST_NAMED)}"
-    yield Warned("files", text, "see rejected.jsonl; once they are fixed, --add packs them")
+    yield ResultWarning("files", text, "see rejected.jsonl; once they are fixed, --add packs them")
 
 
-def _copies(manifest: Result) -> Iterator[Warned]:
-    """Inputs with the content of an earlier one. What a recipe takes of its sources is not of
-    interest here: it has epochs.
+def _copies(manifest: Result) -> Iterator[ResultWarning]:
+    """Yield a warning about inputs with the content of an earlier one; not for recipes, which take
+    sources several times on purpose.
     """
     if isinstance(manifest, Manifest) and manifest.sources:
         return
     first, copies = dict[str, Input](), list[tuple[Input, Input]]()
-    for one in manifest.inputs:
-        other = first.setdefault(one.sha256, one) if one.sha256 else one
-        if other is not one and one.documents:
-            copies.append((other, one))
+    for file in manifest.inputs:
+        other = first.setdefault(file.sha256, file) if file.sha256 else file
+        if other is not file and file.documents:
+            copies.append((other, file))
     if not copies:
         return
     more = f"; so have {len(copies) - 1:,} more" if len(copies) > 1 else ""
-    (original, copy), documents = copies[0], sum(one.documents for _, one in copies)
+    (original, copy), documents = copies[0], sum(file.documents for _, file in copies)
     there = "are there more than once" if documents > 1 else "is there more than once"
     text = (
         f"{plural(documents, 'document')} {there}: {copy.name} has the content of "
         f"{original.name}{more}"
     )
-    yield Warned("copies", text, "name one of such files")
+    yield ResultWarning("copies", text, "name one of such files")
 
 
-def _unshown(manifest: Result) -> Iterator[Warned]:
+def _unshown(manifest: Result) -> Iterator[ResultWarning]:
     if not manifest.unshown_documents:
         return
     figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
@@ -153,42 +155,42 @@ def _unshown(manifest: Result) -> Iterator[Warned]:
         f"{unshown(figures)}"
     )
     way_out = "use a --chat-template that shows all of it"
-    of_conversations = any(one.is_chat for one in shape_of(manifest).each)
+    of_conversations = any(shape.is_chat for shape in shape_of(manifest).each)
     if manifest.unshown_reasoning and of_conversations and manifest.config.turns == "all":
         way_out = (
             "use --turns each where only earlier turns lose their reasoning, or a --chat-template "
             "that shows all of it"
         )
-    yield Warned("unshown", text, f"{way_out}; --on-unshown error ends such runs")
+    yield ResultWarning("unshown", text, f"{way_out}; --on-unshown error ends such runs")
 
 
-def _formats(manifest: Result) -> list[Warned]:
-    """A warning if prompts take several formats in one set, with the documents of each."""
+def _formats(manifest: Result) -> list[ResultWarning]:
+    """Return a warning if prompts take several formats in one set, with the documents of each."""
     whole, prompts, documents = shape_of(manifest), _prompts(manifest), Counter[str]()
-    for one in manifest.inputs:
-        shape = shape_named(one.shape) if one.shape else whole
+    for file in manifest.inputs:
+        shape = shape_named(file.shape) if file.shape else whole
         if shape.is_composed:
-            documents["chat" if shape.is_chat else prompts[shape.name]] += one.documents
+            documents["chat" if shape.is_chat else prompts[shape.name]] += file.documents
     documents += Counter()  # without those of no document
     if len(documents) < 2:
         return []
     each = [f"{_WORDS[name]} in {plural(number, 'document')}" for name, number in documents.items()]
     common = "chat" if "chat" in documents or TEMPLATE in manifest.side_files else "alpaca"
     text = f"prompts take {len(documents)} formats: {', '.join(each)}"
-    return [Warned(FORMATS, text, f"--prompt-template {common} gives all of them one")]
+    return [ResultWarning(FORMATS, text, f"--prompt-template {common} gives all of them one")]
 
 
-def _raw_prompts(manifest: Result) -> Iterator[Warned]:
+def _raw_prompts(manifest: Result) -> Iterator[ResultWarning]:
     raw = [name for name, template in _prompts(manifest).items() if template == "none"]
     if raw and TEMPLATE in manifest.side_files:
         text = (
             f"prompts and answers of {' and '.join(raw)} records are concatenated without the chat "
             "template"
         )
-        yield Warned(RAW, text, "add --prompt-template chat to use it")
+        yield ResultWarning(RAW, text, "add --prompt-template chat to use it")
 
 
-def _edges(manifest: Result) -> Iterator[Warned]:
+def _edges(manifest: Result) -> Iterator[ResultWarning]:
     documents = manifest.documents + getattr(manifest, "dropped_documents", 0)
     if manifest.edge_tokens > _SHARE * documents:
         share = manifest.edge_tokens / documents
@@ -198,15 +200,15 @@ def _edges(manifest: Result) -> Iterator[Warned]:
             "tokenized differently"
         )
         chat = "chat" if TEMPLATE in manifest.side_files else "chat, with a --chat-template,"
-        others = "" if "alpaca" in _prompts(manifest).values() else " or alpaca"
-        yield Warned("edges", text, f"--prompt-template {chat}{others} avoids this")
+        or_alpaca = "" if "alpaca" in _prompts(manifest).values() else " or alpaca"
+        yield ResultWarning("edges", text, f"--prompt-template {chat}{or_alpaca} avoids this")
 
 
-def _alike(manifest: Manifest) -> Iterator[Warned]:
-    """Rows of one length or one input, where the data has many."""
+def _alike(manifest: Manifest) -> Iterator[ResultWarning]:
+    """Yield warnings about rows of one length or one input, although the data has many."""
     totals = asdict(manifest)
     mixed = mixedness(totals, histograms := asdict(manifest.histograms))
-    documents = [one.documents for one in manifest.inputs]
+    documents = [file.documents for file in manifest.inputs]
     other = "first-fit-shuffle" if manifest.config.strategy == "best-fit" else "best-fit"
     for about, is_avoidable, way_out in (
         ("one length", (mixed["spread"] or 1) < _NARROW, f"--strategy {other} mixes lengths"),
@@ -217,7 +219,7 @@ def _alike(manifest: Manifest) -> Iterator[Warned]:
         if is_avoidable and sum(histograms[name]) >= _FEWEST_ROWS and mixed[name] > _MOST:
             share = f"{percent(mixed[name])} of the rows with four segments or more"
             text = f"{share} hold documents of {'nearly ' * ('length' in about)}{about}"
-            yield Warned(name, text, way_out)
+            yield ResultWarning(name, text, way_out)
 
 
 def _prompts(manifest: Result) -> dict[str, str]:
