@@ -30,7 +30,7 @@ from packer_cli.chat.templates import TemplateChoice
 from packer_cli.chat.turns import speakers
 from packer_cli.errors import InternalError, UsageError, named
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.token_columns import value_of
+from packer_cli.inputs.record_columns import value_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import is_known_value, known_texts

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from packer_cli._kernels.inputs import read_lists
 from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError, parse_json
 from packer_cli.errors import named
-from packer_cli.inputs.token_columns import value_of
+from packer_cli.inputs.record_columns import value_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, names_in_traces, value_at
 from packer_cli.options.value_columns import (

@@ -22,7 +22,7 @@ from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.formats import FIRST, FirstRecords, Reader
-from packer_cli.inputs.token_columns import (
+from packer_cli.inputs.record_columns import (
     BATCH_BYTES,
     ReadColumns,
     is_list,

@@ -17,7 +17,7 @@ from typing import Any
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import STDIN, OpenInput, open_source, peeking
-from packer_cli.inputs.token_columns import ReadColumns, records_of
+from packer_cli.inputs.record_columns import ReadColumns, records_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.shapes import Shape

@@ -26,7 +26,7 @@ from packer_cli.errors import DataError, InternalError, os_errors
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, OpenInput, open_source, other_content
 from packer_cli.inputs.formats import DocumentReader, FirstRecords
-from packer_cli.inputs.token_columns import ReadColumns, parts_of, records_of
+from packer_cli.inputs.record_columns import ReadColumns, parts_of, records_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companion
 from packer_cli.options.shapes import Shape

@@ -43,7 +43,7 @@ from packer_cli.inputs.byte_streams import (
     too_long,
 )
 from packer_cli.inputs.formats import BEGINNING_BYTES, FirstRecords, LineReader
-from packer_cli.inputs.token_columns import NAMES, ReadColumns
+from packer_cli.inputs.record_columns import NAMES, ReadColumns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,

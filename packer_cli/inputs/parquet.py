@@ -26,7 +26,7 @@ from packer_cli.inputs.columnar import (
     fields_at,
     reading,
 )
-from packer_cli.inputs.token_columns import BATCH_BYTES
+from packer_cli.inputs.record_columns import BATCH_BYTES
 from packer_cli.records import InputFile, Int64, RowGroup, Slice, offsets_of
 
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.

@@ -29,7 +29,7 @@ from packer_cli.inputs.byte_streams import (
     too_long,
 )
 from packer_cli.inputs.formats import FIRST, FirstRecords, LineReader
-from packer_cli.inputs.token_columns import ReadColumns
+from packer_cli.inputs.record_columns import ReadColumns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Slice

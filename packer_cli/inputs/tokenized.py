@@ -22,7 +22,7 @@ import numpy.typing as npt
 from packer_cli._kernels.documents import hash_documents
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader, FirstRecords
-from packer_cli.inputs.token_columns import batches_of
+from packer_cli.inputs.record_columns import batches_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.options.value_columns import (

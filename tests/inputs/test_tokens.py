@@ -18,7 +18,7 @@ from packer_cli._kernels import reference
 from support import assert_error, check_directory, pack, packer, recover_documents
 
 from packer_cli import open_packed
-from packer_cli.inputs.token_columns import faultless, one_by_one
+from packer_cli.inputs.record_columns import faultless, one_by_one
 
 pytestmark = pytest.mark.usefixtures("folder")
 

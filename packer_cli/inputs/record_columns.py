@@ -114,21 +114,21 @@ def faultless(
     """
     if labels is not None and labels.dtype == np.uint64:
         return None  # as int64 they could seem to be -100
-    made, trained = np.empty(len(ids), np.uint32), None
-    if not kernels.copy_ids(ids, made):
+    copied, trained = np.empty(len(ids), np.uint32), None
+    if not kernels.copy_ids(ids, copied):
         return None
     if labels is not None:
         trained = np.empty(len(ids), np.uint8)
-        if not kernels.copy_trained(labels, made, trained):
+        if not kernels.copy_trained(labels, copied, trained):
             return None
-    real = len(made) if mask is None else kernels.count_real(mask)
+    real = len(copied) if mask is None else kernels.count_real(mask)
     if real < 0:
         return None
-    if mask is None or real == len(made):
-        return made, offsets, trained
+    if mask is None or real == len(copied):
+        return copied, offsets, trained
     kept_offsets = np.empty_like(offsets)
-    kernels.keep_real(mask, offsets, made, trained, kept_offsets)
-    return made[:real].copy(), kept_offsets, None if trained is None else trained[:real].copy()
+    kernels.keep_real(mask, offsets, copied, trained, kept_offsets)
+    return copied[:real].copy(), kept_offsets, None if trained is None else trained[:real].copy()
 
 
 def parts_of(sizes: Int64, largest: Int64, longest: int, most: int) -> Iterator[tuple[int, int]]:
@@ -163,7 +163,7 @@ def token_records(
     if tokens is None:
         nothing = [None] * len(positions)
         lists = (columns.get(name, nothing) for name in NAMES)
-        lists = (one.to_pylist() if isinstance(one, pa.Array) else one for one in lists)
+        lists = (column.to_pylist() if isinstance(column, pa.Array) else column for column in lists)
         tokens, bad = one_by_one([*zip(*lists, strict=True)])
     refused = [BadRecord(int(positions[i]), reason, tip) for i, reason in bad.items()]
     good = np.delete(positions, list(bad))
@@ -171,27 +171,26 @@ def token_records(
 
 
 def _all_good(columns: Mapping[str, Any]) -> Tokens | None:
-    """The tokens of rows that are all as they should be and all have the same lists, else None."""
-    there = {name: own for name, own in columns.items() if any(one is not None for one in own)}
-    try:
-        lists = {
-            name: own
-            if isinstance(own, pa.Array)
-            else _as_arrow(own, np.float64 if name in MASKS else np.int64)
-            for name, own in there.items()
-        }
-    except (OverflowError, TypeError):  # numbers that are too large, or nulls
-        return None
-    flat = {name: own.flatten() for name, own in lists.items()}
-    if "input_ids" not in lists or any(one.null_count for one in (*lists.values(), *flat.values())):
+    """Return the tokens of all records; None if one may be bad, or lacks a list of the others."""
+    lists = dict[str, Any]()
+    for name, column in columns.items():
+        if isinstance(column, pa.Array):
+            lists[name] = column
+        elif any(values is not None for values in column):
+            try:
+                lists[name] = _as_arrow(column, np.float64 if name in MASKS else np.int64)
+            except (OverflowError, TypeError):  # numbers that are too large, or nulls
+                return None
+    flat = {name: array.flatten() for name, array in lists.items()}
+    if "input_ids" not in lists or any(a.null_count for a in (*lists.values(), *flat.values())):
         return None
     offsets = _offsets(lists["input_ids"])
-    if not all(np.array_equal(_offsets(own), offsets) for own in lists.values()):
+    if not all(np.array_equal(_offsets(array), offsets) for array in lists.values()):
         return None
     ids, labels, mask, *masks = (
         flat[name].to_numpy(zero_copy_only=False) if name in flat else None for name in NAMES
     )
-    if ids is None or any(_wrong_flags(one).any() for one in masks if one is not None):
+    if ids is None or any(_wrong_flags(flags).any() for flags in masks if flags is not None):
         return None
     return faultless(ids, offsets, _masked(ids, labels, masks), mask)
 
@@ -238,19 +237,20 @@ def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:
         if reason := _misfit(row):
             bad[number] = reason
             continue
-        own, labels, mask = (None if one is None else _clipped(one) for one in row[:3])
-        named = zip(MASKS, row[3:], strict=False)
-        masks = {name: np.array(one) for name, one in named if one is not None}
-        reason = "" if own is None else _fault(own, None, mask, masks)
-        if own is not None and not reason:
-            labels = _masked(own, labels, masks.values())
-            reason = _fault(own, labels, mask, {})
-        if own is None or reason:
+        row_ids = _clipped(row[0] or [])
+        labels, mask = (None if values is None else _clipped(values) for values in row[1:3])
+        flagged = zip(MASKS, row[3:], strict=False)
+        masks = {name: np.array(values) for name, values in flagged if values is not None}
+        reason = _fault(row_ids, None, mask, masks)
+        if not reason:
+            labels = _masked(row_ids, labels, masks.values())
+            reason = _fault(row_ids, labels, mask, {})
+        if reason:
             bad[number] = reason
             continue
-        real = np.ones(len(own), bool) if mask is None else mask == 1
-        ids.append(own[real])
-        flags.append((own if labels is None else labels)[real] != IGNORED)
+        real = np.ones(len(row_ids), bool) if mask is None else mask == 1
+        ids.append(row_ids[real])
+        flags.append((row_ids if labels is None else labels)[real] != IGNORED)
         lengths.append(len(ids[-1]))
     trained = None
     if any(values is not None for row in rows for values in (row[1], *row[3:])):
@@ -316,24 +316,19 @@ def _with_values(
     lengths = np.ones(len(kept), np.int64) if sizes is None else sizes[kept]
     of_tokens, of_records = dict[str, _Array](), dict[str, _Array]()
     bad = dict[int, str]()
-    for one in config.value_columns.values():
-        if one.of == MESSAGE and records.fields is not None:  # what renders messages finds it
-            of_records[one.name] = np.zeros((len(kept), *one.dtype.shape), one.dtype.base)
+    for name, column in config.value_columns.items():
+        if column.of == MESSAGE and records.fields is not None:  # taken when messages are rendered
+            of_records[name] = np.zeros((len(kept), *column.dtype.shape), column.dtype.base)
             continue
-        found, wrong = _values_of(one, read.values.get(one.name), kept, lengths)
+        values, wrong = _values_of(column, read.values.get(name), kept, lengths)
         bad = wrong | bad
-        (of_tokens if one.of == TOKEN and documents is not None else of_records)[one.name] = found
+        (of_tokens if column.of == TOKEN and documents is not None else of_records)[name] = values
     if documents is not None and of_tokens:
         if documents.offsets[-1] < lengths.sum():
             real = _real_tokens(read.columns.get("attention_mask"), kept, lengths)
-            of_tokens = {name: own[real] for name, own in of_tokens.items()}
+            of_tokens = {name: values[real] for name, values in of_tokens.items()}
         documents = documents.beside(of_tokens, {})
     records = replace(records, documents=documents, columns=of_records)
-    return without_bad(records, bad, tip)
-
-
-def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
-    """Return the records, of which some, by their index, join `bad` for a reason."""
     if not bad:
         return records
     good = records.take(np.delete(np.arange(len(records.positions)), list(bad)))
@@ -346,20 +341,21 @@ def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
 
 
 def _values_of(
-    column: ValueColumn, given: Any, kept: Int64, lengths: Int64
+    column: ValueColumn, read: Any, kept: Int64, lengths: Int64
 ) -> tuple[_Array, dict[int, str]]:
     """Return the values of the kept records, end to end, and what is wrong with some of them, by
     their numbers. Records without a value are bad if the column has no default.
 
-    given    m values as in `ReadColumns`, or None; kept: int64[n], which of them
-    lengths  int64[n], how many tokens each has, if tokens have values
+    read     m values as in `ReadColumns`, or None
+    kept     int64[n], indices of these
+    lengths  int64[n], tokens of each, if tokens have values
     """
-    found = None if given is None else _good_values(column, given, kept, lengths)
-    return _values_one_by_one(column, given, kept, lengths) if found is None else (found, {})
+    values = None if read is None else _good_values(column, read, kept, lengths)
+    return _values_one_by_one(column, read, kept, lengths) if values is None else (values, {})
 
 
 def _real_tokens(masks: Any, kept: Int64, lengths: Int64) -> npt.NDArray[np.bool_]:
-    """bool[sum(lengths)], which tokens of the kept records are no padding."""
+    """Mark the tokens of the kept records that are not padding, bool[sum(lengths)]."""
     real = [np.empty(0, bool)]
     for index, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         mask = _at(masks, index)
@@ -368,24 +364,24 @@ def _real_tokens(masks: Any, kept: Int64, lengths: Int64) -> npt.NDArray[np.bool
 
 
 def _at(values: Any, index: int) -> Any:
-    """A value as Python has it, of a list or of an array of Arrow."""
+    """Return an item of a list, or of an array of Arrow, as Python has it."""
     value = values[index]
     return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 def is_list(kind: Any) -> bool:
-    """Whether an Arrow type is one of lists."""
-    kinds = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
-    return any(is_one(kind) for is_one in kinds)
+    """Tell an Arrow type of lists from others."""
+    checks = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    return any(check(kind) for check in checks)
 
 
-def _good_values(column: ValueColumn, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
-    """The values of all kept records; None where one of them may be bad."""
+def _good_values(column: ValueColumn, read: Any, kept: Int64, lengths: Int64) -> _Array | None:
+    """Return the values of all kept records; None if one of them may be bad."""
     try:
-        if isinstance(given, pa.Array):
-            given = given if len(kept) == len(given) else given.take(pa.array(kept))
-            return stored(column, _of_arrow(column, given, lengths))
-        lists = [given[i] for i in kept.tolist()]
+        if isinstance(read, pa.Array):
+            array = read if len(kept) == len(read) else read.take(pa.array(kept))
+            return stored(column, _of_arrow(column, array, lengths))
+        lists = [read[i] for i in kept.tolist()]
         if column.of == TOKEN:
             if not np.array_equal([*map(len, lists)], lengths):
                 return None
@@ -396,7 +392,7 @@ def _good_values(column: ValueColumn, given: Any, kept: Int64, lengths: Int64) -
 
 
 def _of_python(column: ValueColumn, value: Any) -> _Array:
-    """Numbers, or lists of them, as they are stored. Raises ValueError, with a reason."""
+    """Return numbers, or lists of them, as they are stored. Raises ValueError with a reason."""
     leaves = [value]
     while leaves and type(leaves[0]) is list:
         leaves = [*chain.from_iterable(leaves)]
@@ -407,28 +403,28 @@ def _of_python(column: ValueColumn, value: Any) -> _Array:
     elif column.is_float:
         kinds, expected = {int, float, np.float16}, "numbers"  # the last of pyarrow 20
     if not {*map(type, leaves)} <= kinds:
-        wrong = next(one for one in leaves if type(one) not in kinds)
+        wrong = next(leaf for leaf in leaves if type(leaf) not in kinds)
         raise ValueError(f"{column.name} holds {wrong!r}, expected {expected}")
     return stored(column, np.array(value, np.float64 if column.is_float else None))
 
 
-def _of_arrow(column: ValueColumn, given: Any, lengths: Int64) -> _Array:
-    """The values of an array of Arrow. Raises ValueError where they are not all there."""
+def _of_arrow(column: ValueColumn, array: Any, lengths: Int64) -> _Array:
+    """Return the values of an array of Arrow. Raises ValueError if not all are there."""
     if column.of == TOKEN:
-        if not is_list(given.type):
+        if not is_list(array.type):
             raise ValueError("no lists")
-        if not np.array_equal(given.value_lengths().fill_null(-1).to_numpy(), lengths):
+        if not np.array_equal(array.value_lengths().fill_null(-1).to_numpy(), lengths):
             raise ValueError("other lengths")
-        given = given.flatten()
-    if column.count is not None and not is_list(given.type):
+        array = array.flatten()
+    if column.count is not None and not is_list(array.type):
         raise ValueError("no lists")
-    if given.null_count or (column.count is not None and given.flatten().null_count):
+    if array.null_count or (column.count is not None and array.flatten().null_count):
         raise ValueError("nulls")
-    if column.count is not None and not pa.types.is_fixed_size_list(given.type):
-        given = given.cast(pa.list_(given.type.value_type, column.count))
-    if pa.types.is_boolean(given.type):
-        return np.asarray(given.to_numpy(zero_copy_only=False))
-    return _of_shape(column, plain_values(given), len(given))
+    if column.count is not None and not pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type, column.count))
+    if pa.types.is_boolean(array.type):
+        return np.asarray(array.to_numpy(zero_copy_only=False))
+    return _of_shape(column, plain_values(array), len(array))
 
 
 def _of_shape(column: ValueColumn, values: _Array, number: int) -> _Array:
@@ -438,46 +434,48 @@ def _of_shape(column: ValueColumn, values: _Array, number: int) -> _Array:
 
 
 def _values_one_by_one(
-    column: ValueColumn, given: Any, kept: Int64, lengths: Int64
+    column: ValueColumn, read: Any, kept: Int64, lengths: Int64
 ) -> tuple[_Array, dict[int, str]]:
-    """The values of all kept records, and what is wrong with some of them, by their numbers."""
-    found, bad, default = list[_Array](), dict[int, str](), default_of(column)
+    """Return the values of all kept records, and what is wrong with some, by their numbers."""
+    bad, default = dict[int, str](), default_of(column)
+    parts = [np.empty((0, *column.dtype.shape), column.dtype.base)]
     for number, (index, length) in enumerate(zip(kept.tolist(), lengths.tolist(), strict=True)):
         shape = (length, *column.dtype.shape) if column.of == TOKEN else column.dtype.shape
-        value = None if given is None else _at(given, index)
-        made = np.zeros(shape, column.dtype.base)
+        value = None if read is None else _at(read, index)
+        values = np.zeros(shape, column.dtype.base)
         if value is None and default is not None:
-            made[...] = default
+            values[...] = default
         else:
             try:
-                made = value_of(column, value, shape)
+                values = value_of(column, value, shape)
             except ValueError as error:
                 bad[number] = str(error)
-        found.append(made if column.of == TOKEN else made[None])
-    nothing = np.empty((0, *column.dtype.shape), column.dtype.base)
-    return np.concatenate([nothing, *found]), bad
+        parts.append(values if column.of == TOKEN else values[None])
+    return np.concatenate(parts), bad
 
 
 def value_of(column: ValueColumn, value: Any, shape: Sequence[int]) -> _Array:
-    """A value as it is stored. Raises ValueError, with a reason, for what it cannot be."""
+    """Return a value as it is stored. Raises ValueError with a reason if it has another type or
+    shape.
+    """
     if value is None:
         raise ValueError(f"no value of '{column.name}', expected {_expected(column, shape)}")
-    found, lists = list[int](), [value]
+    sizes, lists = list[int](), [value]
     while lists and type(lists[0]) is list:
-        sizes = {len(one) if type(one) is list else -1 for one in lists}
-        if len(sizes) > 1:
+        lengths = {len(item) if type(item) is list else -1 for item in lists}
+        if len(lengths) > 1:
             raise ValueError(f"{column.name} has lists of unlike lengths")
-        found += sizes
+        sizes += lengths
         lists = [*chain.from_iterable(lists)]
     if value == [] and [*shape[:1]] == [0]:
         return np.zeros(shape, column.dtype.base)
-    if found != [*shape]:
-        what = " x ".join(map(str, found)) + f" value{'s' * (found != [1])}" if found else "no list"
-        raise ValueError(f"{column.name} has {what}, expected {_expected(column, shape)}")
+    if sizes != [*shape]:
+        has = " x ".join(map(str, sizes)) + f" value{'s' * (sizes != [1])}" if sizes else "no list"
+        raise ValueError(f"{column.name} has {has}, expected {_expected(column, shape)}")
     return _of_python(column, value)
 
 
 def _expected(column: ValueColumn, shape: Sequence[int]) -> str:
-    what = f"of {column.type}" if shape else column.type
+    kind = f"of {column.type}" if shape else column.type
     sizes = " x ".join(map(str, shape))
-    return f"{sizes} {what}{', one for each token' * (column.of == TOKEN)}".strip()
+    return f"{sizes} {kind}{', one for each token' * (column.of == TOKEN)}".strip()
