@@ -160,32 +160,37 @@ def show(
 
 def _show_step(directory: Path, options: ShowOptions) -> None:
     """Print the rows and documents of a training step."""
-    from packer_cli.reports.show import PLACE, SIZES, ranks_in, rows_in, saved_in, step_report
+    from packer_cli.reports.show import SIZES, read_checkpoint, rows_of_step, step_report
     from packer_cli.reports.terminal import print_report
     from packer_cli.result.opening import open_packed, origin_as_json
 
-    step, state, steps_done = options.step, None, 0
+    step, state, done = options.step, None, 0
     sampler: dict[str, Any] = {"seed": options.seed}
     if options.balance:
         sampler |= {"balance": options.balance, "hidden_size": options.hidden_size}
     if options.checkpoint is not None:
-        sampler, state, steps_done = saved_in(options.checkpoint)
-        step = steps_done - 1 if step is None else step
+        sampler, state, done = read_checkpoint(options.checkpoint)
+        step = done - 1 if step is None else step
     if options.ranks is not None:
         sizes = options.ranks, options.batch_size, options.micro_batches
         sampler |= zip(SIZES, sizes, strict=True)
     if step is None or SIZES[0] not in sampler:
         raise UsageError("--step needs --ranks", "add --ranks W, and the other sizes of a step")
     packed = open_packed(directory, options.tokens)
-    ranks = ranks_in(packed, step, sampler, state, steps_done)
-    rows = rows_in(packed, ranks, sampler["batch_size"], print_note)
+    ranks = rows_of_step(packed, step, sampler, state, done)
+    *_, read = reader_of(directory, packed.facts, options.tokens)
+    rows = (
+        (rank, at // sampler["batch_size"], read(number))
+        for rank, numbers in enumerate(ranks)
+        for at, number in enumerate(numbers.tolist())
+    )
     if not options.as_json:
         print_report(step_report(step, sampler, rows))
         return
-    for place, segments in rows:
-        pieces = [origin_as_json(origin) | {"tokens": tokens} for origin, tokens in segments]
-        row = {"step": step} | dict(zip(PLACE, place, strict=True)) | {"segments": pieces}
-        print(json.dumps(row))
+    for rank, micro_batch, row in rows:
+        place = {"step": step, "rank": rank, "micro_batch": micro_batch, "row": row.index}
+        documents = [origin_as_json(one.origin) | {"tokens": len(one.ids)} for one in row.segments]
+        print(json.dumps(place | {"segments": documents}))
 
 
 class _Rows(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,13 +32,12 @@ from packer_cli.result.layout import short_name
 from packer_cli.result.opening import (
     Origin,
     Origins,
-    View,
     input_origin,
     origin_as_json,
     sound_rows,
 )
 from packer_cli.result.reader import Joined, PackedDirectory
-from packer_cli.result.rules import segments_in, sources_of
+from packer_cli.result.rules import sources_of
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
 from packer_cli.result.wording import plural, value
 from packer_cli.steps import Order, Schedule, Steps, StepSizes, row_costs
@@ -354,22 +353,18 @@ def _about(segment: Segment) -> str:
 # Training steps
 
 SIZES = ("world_size", "batch_size", "micro_batches")
-PLACE = ("rank", "micro_batch", "row")
-# a row's rank, micro-batch and number, and (origin, tokens) of its segments; origin None: not known
-StepRow = tuple[tuple[int, int, int], list[tuple[Origin | None, int]]]
 
 
-def saved_in(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any], int]:
+def read_checkpoint(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Read a checkpoint of a Trainer with PackedTrainerMixin, a directory.
 
-    Returns options of its PackedSampler (the SIZES only with balance), the state of that, and the
+    Returns options of its PackedSampler (the SIZES only with balance), the sampler's state, and the
     number of steps done. Raises DataError.
     """
     path = Path(checkpoint, "trainer_state.json")
     try:
         content = json.loads(read_bytes(str(path)))
-        position = content["stateful_callbacks"]["PackedRows"]["attributes"]["position"]
-        state = position["sampler"]
+        state = content["stateful_callbacks"]["PackedRows"]["attributes"]["position"]["sampler"]
         sampler = {"seed": state["seed"]}
         if "balance" in state:
             sampler |= {"balance": state["balance"], "hidden_size": state["cost"]}
@@ -382,35 +377,32 @@ def saved_in(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any], int]:
         raise DataError(f"{path}: has no position of packed rows", tip) from error
 
 
-def ranks_in(
+def rows_of_step(
     packed: PackedDirectory,
     step: int,
     sampler: dict[str, Any],
     state: dict[str, Any] | None = None,
-    steps_done: int = 0,
+    done: int = 0,
 ) -> list[Int64]:
     """Return the row numbers of each rank in a step, int64[n].
 
     sampler      options of a PackedSampler: seed, SIZES, balance, hidden_size
-    state, steps_done  of a checkpoint, as `saved_in` returns them
+    state, done  of a checkpoint, as `read_checkpoint` returns them
 
     Raises UsageError for options that do not fit, DataError for the state of another run.
     """
-    whole, sizes = Joined([packed]), StepSizes(*(sampler[name] for name in SIZES))
-    order = Order(len(packed), sampler["seed"])
+    joined, sizes = Joined([packed]), StepSizes(*(sampler[name] for name in SIZES))
     balance, costs = sampler.get("balance"), None
     if balance:
-        costs = row_costs(whole.squared_lengths, packed.max_length, sampler["hidden_size"])
+        costs = row_costs(joined.squared_lengths, packed.max_length, sampler["hidden_size"])
+    order = Order(len(packed), sampler["seed"])
     schedule = Schedule(order, sizes, balance=balance, costs=costs)
     if state is None:
         return Steps(schedule).rows_of(step)
     # all epochs of a Trainer have as many batches as the first
     batches = -(-(len(packed) // sizes.world_size) // sizes.batch_size)
     steps = Steps(schedule, most_batches=batches)
-    expected = schedule.options() | {
-        "data": whole.fingerprint,
-        "samples": steps.begin_of(steps_done),
-    }
+    expected = schedule.options() | {"data": joined.fingerprint, "samples": steps.begin_of(done)}
     expected |= {"dealt": schedule.history(expected["samples"])} if balance else {}
     for name, wanted in expected.items():
         if state.get(name) != wanted:
@@ -422,39 +414,18 @@ def ranks_in(
     return steps.rows_of(step)
 
 
-def rows_in(
-    packed: PackedDirectory, ranks: list[Int64], batch_size: int, note: Callable[[str], None]
-) -> Iterator[StepRow]:
-    """Yield the rows of each rank; `note` gets notes on unknown origins. Raises DataError."""
-    columns = [
-        name for name in packed.stored_columns if name.startswith(("cu_seqlens", "segments"))
-    ]
-    origins = Origins(packed.facts, packed.directories if isinstance(packed, View) else None)
-    for rank, numbers in enumerate(ranks):
-        if not len(numbers):
-            continue
-        batch = sound_rows(packed, numbers, columns)
-        segments, edges = segments_in(batch), segments_of(batch)[2].tolist()
-        known: list[Any] = [None] * segments.shape[1]
-        if "segments" in columns:
-            known = origins.of(segments[:3])
-        while origins.notes:
-            note(origins.notes.pop())
-        every = list(zip(known, segments[3].tolist(), strict=True))
-        for at, (number, edge) in enumerate(zip(numbers.tolist(), pairwise(edges), strict=True)):
-            yield (rank, at // batch_size, number), every[slice(*edge)]
-
-
-def step_report(step: int, sampler: dict[str, Any], rows: Iterator[StepRow]) -> Report:
-    """Report a line for each segment; the first one has the place of the row."""
+def step_report(
+    step: int, sampler: dict[str, Any], rows: Iterable[tuple[int, int, Shown]]
+) -> Report:
+    """Report a line for each segment; the first one has the rank, micro-batch and row."""
     lines = list[dict[str, Cell]]()
-    for place, segments in rows:
-        cells = [Aligned(number) for number in place]
-        for origin, tokens in segments:
+    for rank, micro_batch, row in rows:
+        place = [Aligned(number) for number in (rank, micro_batch, row.index)]
+        for segment in row.segments:
             names = ("document", "rank", "micro-batch", "row", "tokens")
-            values: list[Cell] = [str(origin or ""), *cells, tokens]
+            values: list[Cell] = [str(segment.origin or ""), *place, len(segment.ids)]
             lines.append(dict(zip(names, values, strict=True)))
-            cells = [Aligned("")] * len(cells)
+            place = [Aligned("")] * len(place)
     options = ", ".join(f"{name}={value!r}" for name, value in sampler.items())
     title = f"step {step:,} of PackedSampler(dataset, {options})"
     return Report(title, sections=[Section("", [Table("", lines)])])
