@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from altered import unaltered
 from chats import CHATML, assistant, chat, chat_tokenizer, user
-from support import assert_error, check_directory, contents, jsonl, packer, random_texts
+from support import assert_error, check_directory, contents, jsonl, packer, random_texts, succeeds
 
 import packer_cli.result.manifest as manifest_module
 from packer_cli.errors import DataError
@@ -60,8 +60,7 @@ def recipe(folder: Path) -> Path:
 
 def pack(*more: str, out: str = "out") -> str:
     """What the command says on stderr. It succeeds, and every side is sound."""
-    done = packer("pack", "mix.toml", "--unit-bytes", "20k", *more, "-o", out)
-    assert done.exit_code == 0, done.stderr
+    done = succeeds("pack", "mix.toml", "--unit-bytes", "20k", *more, "-o", out)
     for side in ("train", "validation"):
         check_directory(f"{out}/{side}")
     return done.stderr
@@ -97,8 +96,8 @@ def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.Mon
     with pytest.raises(DataError, match="out/train and out/validation come from different runs"):
         open_packed("out/train")
     shutil.move("out/train", "alone")  # which is a result as any other
-    assert packer("verify", "alone", "-q").exit_code == 0
-    assert packer("verify", "out/validation", "-q").exit_code == 0
+    succeeds("verify", "alone", "-q")
+    succeeds("verify", "out/validation", "-q")
     pack("--overwrite", out="out")
     manifest = Path("out/train/manifest.json")
     manifest.write_text(manifest.read_text().replace('"run": "', '"run": "0'))
@@ -116,10 +115,9 @@ def test_ranks() -> None:
     for out, order in (("one", (0, 1, 2)), ("other", (2, 0, 1))):
         for number in order:
             assert not Path(out, "out/train/manifest.json").exists()
-            done = packer(*rank(number, 3, f"{out}/out"))
-            assert done.exit_code == 0, done.stderr
+            succeeds(*rank(number, 3, f"{out}/out"))
         assert files_of(out) == files_of("whole")
-    assert packer(*rank(1, 3, "one/out")).exit_code == 0  # too late
+    succeeds(*rank(1, 3, "one/out"))
     with ThreadPoolExecutor(4) as threads:
         many = list(threads.map(lambda number: unaltered(*rank(number, 4, "many/out")), range(4)))
     assert [one.returncode for one in many] == [0] * 4, [one.stderr for one in many]
@@ -208,8 +206,7 @@ def test_what_is_lost_of_a_side_is_packed_again(
 
 def test_sources_that_are_tokenized_already(folder: Path) -> None:
     for name in ("a-1", "a-2", "b", "c"):
-        done = packer("tokenize", f"{name}.jsonl", "-t", "bytes", "-q", "-o", name)
-        assert done.exit_code == 0, done.stderr
+        succeeds("tokenize", f"{name}.jsonl", "-t", "bytes", "-q", "-o", name)
     pack(out="whole/out")
     recipe = (folder / "mix.toml").read_text().replace(".jsonl", "")
     (folder / "mix.toml").write_text(recipe)
@@ -222,10 +219,9 @@ def test_what_the_sources_records_lacked_is_in_the_report_of_the_mixture() -> No
     with Path("b.jsonl").open("a") as file:
         file.write('{"other": 1}\n' * 5 + '{"text": ""}\n' * 3)
     write_recipe(top='on_error = "skip"\neos = false')
-    told = packer("pack", "mix.toml", "-q", "-o", "out")
-    assert told.exit_code == 0, told.stderr
+    told = succeeds("pack", "mix.toml", "-q", "-o", "out")
     lines = ["counted when sources were tokenized, each record once", "count what source",
-             "3 empty b", "5 rejected b"]  # fmt: skip
+             "5 rejected b", "3 empty b"]  # fmt: skip
     for report in (told, packer("stats", "out/train"), packer("stats", "out/validation")):
         assert " ".join(lines) in " ".join(report.stdout.split())
     (found,) = (
@@ -236,7 +232,7 @@ def test_what_the_sources_records_lacked_is_in_the_report_of_the_mixture() -> No
     assert found["totals"].items() >= counted.items()
     packer("stats", "out/train", "--html", "page.html")
     assert lines[0].capitalize() in Path("page.html").read_text()
-    assert packer("verify", "out/train", "--against-inputs").exit_code == 0
+    succeeds("verify", "out/train", "--against-inputs")
 
 
 def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
@@ -266,16 +262,14 @@ def test_a_source_too_small_for_validation_verifies(recipe: Path) -> None:
     write_recipe()
     text = Path("mix.toml").read_text().replace("epochs = 0.5", "epochs = 1").replace("10%", "2%")
     Path("mix.toml").write_text(text)
-    done = packer("pack", "mix.toml", "-o", "out")
-    assert done.exit_code == 0
+    done = succeeds("pack", "mix.toml", "-o", "out")
     note = "mix.toml, source 'c': too few documents to hold any out, so all stay in train"
     assert note in done.stderr
     sides = [json.loads(Path("out", side, "manifest.json").read_text())["sources"][2]["documents"]
              for side in ("train", "validation")]  # fmt: skip
     assert sides == [1, 0]
     for how in ((), ("--against-inputs", "--sample", "all")):
-        done = packer("verify", "out", *how)
-        assert done.exit_code == 0, done.output
+        succeeds("verify", "out", *how)
 
 
 def renamed(name: str) -> None:
@@ -288,14 +282,12 @@ def write_bad(top: str = "") -> None:
 
 
 def put_rows_in_place_of_tokens() -> None:
-    done = packer("pack", "c.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "mix-tokenized/a")
-    assert done.exit_code == 0
+    succeeds("pack", "c.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "mix-tokenized/a")
 
 
 def put_tokens_of_another_recipe() -> None:
     write_recipe(top='tokenized = "mix-tokenized"')
-    done = packer("tokenize", "c.jsonl", "-t", "bytes", "-q", "-o", "mix-tokenized/a")
-    assert done.exit_code == 0
+    succeeds("tokenize", "c.jsonl", "-t", "bytes", "-q", "-o", "mix-tokenized/a")
 
 
 # what is done, options of the command, and the error
@@ -361,8 +353,7 @@ def test_a_share_that_whole_documents_miss_is_told_and_no_error(folder: Path, am
     (folder / "long.jsonl").write_bytes(jsonl(*(f"{number}" * 500 for number in range(10, 15))))
     (folder / "short.jsonl").write_bytes(jsonl(*(f"short {number}" for number in range(300))))
     (folder / "mix.toml").write_text(LONG.format(**({"top": ""} | AMOUNTS[amounts])))
-    done = packer("pack", "mix.toml", "-o", "out")
-    assert done.exit_code == 0, done.stderr
+    done = succeeds("pack", "mix.toml", "-o", "out")
     begin = "packer: source 'long': takes 1,001 of 1,500 tokens asked: "
     (line,) = (one for one in done.stderr.splitlines() if one.startswith(begin))
     assert "documents are not split, and its last one has 1,001; its share is " in line
@@ -371,11 +362,11 @@ def test_a_share_that_whole_documents_miss_is_told_and_no_error(folder: Path, am
     title = "shares that are off, in tokens: documents stay whole"
     assert f"{title} asked got share off document at its end source" in stats
     assert f" 1,500 1,001 {off} 1,001 long" in stats
-    assert packer("stats", "out", "--html", "page.html").exit_code == 0
+    succeeds("stats", "out", "--html", "page.html")
     assert title.capitalize() in Path("page.html").read_text()
     missed = json.loads(Path("out/manifest.json").read_text())["missed_shares"]
     assert missed[0].items() >= {"source": "long", "asked": 1500, "taken": 1001}.items()
     assert json.loads(packer("stats", "out", "--json").stdout)["missed_shares"] == missed
     plan = json.loads(packer("plan", "mix.toml", "--json", "-q").stdout)
     assert plan["outcomes"][0]["missed_shares"] == missed
-    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    succeeds("verify", "out", "--against-inputs")

@@ -11,7 +11,7 @@ import pytest
 import tiny_tokenizers
 from altered import unaltered
 from chats import assistant, chat, marked, user, write
-from support import assert_error, check_directory, jsonl, packer
+from support import assert_error, check_directory, jsonl, packer, succeeds
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
 OPTIONS = ["-t", "bytes", "--chat-template", "chat.jinja"]
@@ -42,8 +42,7 @@ def write_texts() -> None:
 
 def run(*arguments: object) -> str:
     """What it says on stderr, when it succeeds."""
-    done = packer(*arguments)
-    assert done.exit_code == 0, done.stderr
+    done = succeeds(*arguments)
     return done.stderr
 
 
@@ -59,8 +58,7 @@ def shapes(directory: str = "out") -> dict[str, str | None]:
 
 def verify(directory: str = "out") -> None:
     for sample in ("all", 5):
-        done = packer("verify", directory, "--against-inputs", "--sample", sample)
-        assert done.exit_code == 0, done.stdout
+        succeeds("verify", directory, "--against-inputs", "--sample", sample)
 
 
 def test_every_file_is_packed_as_what_it_is() -> None:
@@ -203,24 +201,19 @@ def test_from_stdin_beside_files() -> None:
     assert check_directory("out")["documents"] == 12
 
 
-def test_reports_know_the_shapes() -> None:
-    run("pack", "sft", *PACK, "-o", "out")
+def test_reports_and_plans_know_the_shapes() -> None:
+    """Also of batches that say what is trained on, and others that do not."""
+    write_texts()
+    command = ["sft", *PACK, "--overlong", "drop"]
+    run("pack", *command, "-o", "out")
     text = packer("stats", "out", "--by", "input").stdout
     assert re.search(r"conversations +sft/sharegpt.jsonl$", text, re.M)
-    assert "records      alpaca, messages, prompt-completion, conversations, prompts of " in text
-    assert "trained on: completion or assistant" in packer("plan", "sft", *PACK).stdout
-    planned = json.loads(packer("plan", "sft", *PACK, "--json").stdout)
+    assert "records      alpaca, messages, prompt-completion, conversations, text, prompts" in text
+    assert "trained on: completion or assistant" in packer("plan", *command).stdout
+    planned = json.loads(packer("plan", *command, "--json").stdout)
     assert planned["shape"] == "mixed"
-    assert planned["outcomes"][0]["rows"] == manifest_of()["rows"]
-
-
-def test_a_plan_with_texts_and_with_labels_of_some_tokens() -> None:
-    """Batches that say what is trained on, and batches that do not."""
-    write_texts()
-    options = [*PACK, "--overlong", "drop"]
-    planned = json.loads(packer("plan", "sft", *options, "--json").stdout)
-    run("pack", "sft", *options, "-o", "out")
-    assert planned["outcomes"][0]["trained_tokens"] == manifest_of()["trained_tokens"]
+    for total in ("rows", "trained_tokens"):
+        assert planned["outcomes"][0][total] == manifest_of()[total]
     write([{"input_ids": [1, 2, 3]}], "a.jsonl")
     write([{"input_ids": [4, 5, 6], "labels": [-100, -100, 6]}], "b.jsonl")
     done = packer("plan", "a.jsonl", "b.jsonl", "-l", 8, "--json")

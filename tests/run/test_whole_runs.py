@@ -13,7 +13,6 @@ from support import (
     BYTES_EOS,
     assert_error,
     check_directory,
-    contents,
     heavy,
     jsonl,
     pack,
@@ -21,11 +20,10 @@ from support import (
     recover_documents,
     recover_texts,
     shard_of,
-    succeeds,
 )
 
 from packer_cli import open_packed
-from packer_cli.options.options import ALIASES, NAMES, PackConfig
+from packer_cli.options.options import NAMES, PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.run.pipeline import pack as run
 
@@ -63,14 +61,6 @@ def test_the_seed_changes_the_order_and_nothing_else(data: Path) -> None:
             rows.add(manifest["rows"])
             assert recover_texts("out") == TEXTS
         assert (len(shards), len(rows)) == (different, 1)
-
-
-@pytest.mark.parametrize("alias", ["FFD", "next_fit"])
-def test_aliases_are_the_same_strategy(data: Path, alias: str) -> None:
-    name = next(name for name in NAMES if alias.lower().replace("_", "-") in (name, *ALIASES[name]))
-    for output, strategy in (("one", alias), ("two", name)):
-        succeeds("pack", *INPUTS, "--strategy", strategy, "-o", output)
-    assert contents("one") == contents("two")
 
 
 @pytest.mark.parametrize("strategy", ["next-fit", "wrap"])
