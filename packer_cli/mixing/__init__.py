@@ -24,7 +24,7 @@ from packer_cli.inputs.tokenized import DocumentPool, order_seed
 from packer_cli.options.options import TRAIN, Mixture, PackConfig
 from packer_cli.records import Int32, Int64, UInt64, offsets_of
 from packer_cli.result.manifest import ReachedShare, SourceStats
-from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
+from packer_cli.result.tokenized import TokenizedDirectory
 
 Bool = npt.NDArray[np.bool_]
 
@@ -124,7 +124,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     # a document without tokens in any row counts for nothing, and is not a duplicate's original
     side = side & (amounts > 0)
     if is_exact:
-        duplicates[side] = repeated(hashes[side])
+        duplicates[side] = _repeated(hashes[side])
         side &= ~duplicates
     del hashes  # 16 bytes a document
     pools = [
@@ -226,7 +226,7 @@ def _held_out(
     contents = hashes[held]
     for part in parts:
         near = np.flatnonzero((keys[part] <= np.uint64(highest)) & ~held[part])
-        held[part][near] = among(hashes[part][near], contents)
+        held[part][near] = _among(hashes[part][near], contents)
     return held
 
 
@@ -326,3 +326,41 @@ def missed_share(mixture: Mixture, share: ReachedShare) -> str:
     if share.document:
         reason = f"documents are not split, and its last one has {share.document:,}"
     return f"source {share.source!r}: takes {amounts}: {reason}; its share is {share.off:.2%} off"
+
+
+# --- equal documents
+
+
+def _repeated(hashes: UInt64) -> Bool:
+    """Mark hashes, uint64[n, 2], that equal an earlier one."""
+    order, same = _grouped(hashes)
+    marked = np.zeros(len(hashes), bool)
+    marked[order[same]] = True
+    return marked
+
+
+def _among(hashes: UInt64, contents: UInt64) -> Bool:
+    """Mark hashes, uint64[n, 2], that equal one of the contents uint64[m, 2]."""
+    order, same = _grouped(np.concatenate([contents, hashes]))
+    begin = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
+    marked = np.zeros(len(order), bool)
+    marked[order] = order[begin] < len(contents)
+    return marked[len(contents) :]
+
+
+def _grouped(hashes: UInt64) -> tuple[Int64, Bool]:
+    """Order hashes uint64[n, 2] stably by their first halves, so that equal ones come together.
+    Also mark in this order those that equal the one before.
+    """
+    order = np.argsort(hashes[:, 0], kind="stable")
+    same, other = (_equal_to_previous(half) for half in hashes[order].T)
+    if (same & ~other).any():  # half of a hash does not distinguish them
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        same = np.logical_and(*(_equal_to_previous(half) for half in hashes[order].T))
+    return order, same
+
+
+def _equal_to_previous(values: UInt64) -> Bool:
+    same = np.zeros(len(values), bool)
+    same[1:] = values[1:] == values[:-1]
+    return same
