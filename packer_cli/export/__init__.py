@@ -240,8 +240,8 @@ def new_directory(
     clean(real, options)
     try:
         make_folders(real.parent)
-        with own_folder(real.parent, real.name + _PARTIAL, output, options) as own:
-            new, old = own / _NEW, own / _OLD
+        with own_folder(real.parent, real.name + _PARTIAL, output, options) as folder:
+            new, old = folder / _NEW, folder / _OLD
             try:
                 _settle(real, new, old)
                 _refuse_taken(output, overwrite)
@@ -261,7 +261,7 @@ def new_directory(
                 try:
                     _settle(real, new, old)
                 finally:
-                    remove_own(own)
+                    remove_own(folder)
     except OSError as error:
         raise from_os_error(error, output, "write") from error
 

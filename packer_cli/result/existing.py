@@ -1,4 +1,4 @@
-"""What lies in an output, a directory or a URL: the finished result there, the files that packer
+"""The contents of an output, a directory or a URL: the finished result, the files that packer
 wrote, and files of others, which are never touched.
 
     look(place) -> OutputState    costs a stat of each file, and the manifest is read
@@ -34,17 +34,17 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class OutputState:
-    """What lies in an output, a directory or a URL.
+    """The contents of an output, a directory or a URL.
 
-    sizes     in bytes of what is there by name, storage.OTHER if it is not a file
-    own       sizes of the files that packer wrote: those of the result, or of begun uploads
+    sizes     in bytes, by name; storage.OTHER if it is not a file
+    owned     sizes of the files that packer wrote: in the result, or in uploads that have begun
     is_begun  a run has a folder there, or an upload has begun
     result    the manifest of the finished result, and its bytes as `content`
     """
 
     place: Path | str
     sizes: dict[str, int]
-    own: dict[str, int]
+    owned: dict[str, int]
     is_begun: bool
     result: Result | None = None
     content: bytes = b""
@@ -53,7 +53,7 @@ class OutputState:
         """Raise UsageError for an output that is not packer's, and for files that packer did not
         write where files with these names are to be. `new`: shards that may be there already.
         """
-        foreign = {name for name, size in self.sizes.items() if size != self.own.get(name)}
+        foreign = {name for name, size in self.sizes.items() if size != self.owned.get(name)}
         if foreign - {WORK} and not (self.result or self.is_begun):
             raise UsageError(
                 f"{self.place}: is not empty, and not a result of packer",
@@ -71,7 +71,7 @@ class OutputState:
         """
         new = listed(manifest) | {INCOMPLETE if manifest.incomplete else MANIFEST: len(content)}
         self.refuse_foreign(new, new)
-        return Journal(new, self.own, hashlib.sha256(content).hexdigest())
+        return Journal(new, self.owned, hashlib.sha256(content).hexdigest())
 
 
 class Journal(msgspec.Struct):
@@ -86,10 +86,10 @@ class Journal(msgspec.Struct):
 
 
 def look(place: Path | str) -> OutputState:
-    """Look at an output. Raises UsageError if its manifest does not tell which files are packer's,
+    """Look at an output. Raises UsageError if its manifest does not list which files are packer's,
     OSError or, for URLs, PackerError if it cannot be read.
     """
-    name, own = str(place), dict[str, int]()
+    name, owned = str(place), dict[str, int]()
     sizes, result, content = storage.sizes(name), None, b""
     for manifest in MANIFESTS:
         if result is None and sizes.get(manifest, OTHER) != OTHER:
@@ -97,10 +97,10 @@ def look(place: Path | str) -> OutputState:
             content = storage.read_bytes(path)
             if looks_like_one(content):
                 result = _unedited(path, content)
-                own = listed(result) | {manifest: len(content)}
+                owned = listed(result) | {manifest: len(content)}
     if not storage.is_url(name):
         is_begun = find_own(Path(place), WORK) is not None
-        return OutputState(place, sizes, own, is_begun, result, content)
+        return OutputState(place, sizes, owned, is_begun, result, content)
     marker = storage.join(name, UPLOADING)
     is_begun = WORK in sizes and storage.is_file(marker)
     if is_begun:
@@ -109,8 +109,8 @@ def look(place: Path | str) -> OutputState:
         except ValueError:
             raise not_ours(marker, "is not packer's") from None
         names = filter(is_result_file, journal.new | journal.old)
-        own |= {one: sizes[one] for one in names if one in sizes}
-    return OutputState(place, sizes, own, is_begun, result, content)
+        owned |= {file: sizes[file] for file in names if file in sizes}
+    return OutputState(place, sizes, owned, is_begun, result, content)
 
 
 def _unedited(path: str, content: bytes) -> Result:

@@ -310,8 +310,8 @@ def publish(
     if state.result and not options.overwrite:
         refuse_other_result(url, state.result, run)
         options.notify(f"{url}: up to date")
-        if state.own.keys() <= {*listed(state.result), MANIFEST}:
-            clean_url(state, state.own)  # at most the journal of its own upload
+        if state.owned.keys() <= {*listed(state.result), MANIFEST}:
+            clean_url(state, state.owned)  # at most the journal of its own upload
         else:  # interrupted or going on: there is no way to know
             options.notify(
                 f"{url}: another upload into it was interrupted, or is going on; --overwrite "
@@ -338,7 +338,7 @@ def publish(
     finally:
         if not is_uploading:
             with suppress(PackerError):
-                clean_url(state, state.own)
+                clean_url(state, state.owned)
     return manifest
 
 

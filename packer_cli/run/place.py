@@ -81,19 +81,19 @@ def own_folder(
 
     Raises UsageError if something else lies there, InUseError if another run is writing there.
     """
-    own, tries = parent / name / ID, _TRIES if shared else 1  # a rank that ends locks for a moment
+    path, tries = parent / name / ID, _TRIES if shared else 1  # a rank that ends locks it shortly
     for _ in range(_TRIES):
         with ExitStack() as stack:
             try:
                 find_own(parent, name)
-                for folder in (own.parent, own):
+                for folder in (path.parent, path):
                     with suppress(FileExistsError):
                         os.mkdir(folder)
-                lock = locked(own / LOCK, output, options, shared=shared, tries=tries)
+                lock = locked(path / LOCK, output, options, shared=shared, tries=tries)
                 stack.enter_context(lock)
             except FileNotFoundError:  # the run that held the lock has just removed the folder
                 continue
-            yield own
+            yield path
             return
     raise InUseError(f"{output}: other runs keep starting and ending there", "run it again")
 
@@ -143,29 +143,29 @@ def _flock(descriptor: int, mode: int, output: Path, options: RunOptions) -> boo
     return True
 
 
-def _files_in(own: Path) -> list[str]:
+def _files_in(folder: Path) -> list[str]:
     """Return the names of packer's files in its folder."""
-    sizes = storage.sizes(str(own)).items()
+    sizes = storage.sizes(str(folder)).items()
     return [name for name, size in sizes if size != OTHER and _WORK_FILES.fullmatch(name)]
 
 
 def discard(work: Path) -> None:
-    """Remove what a run has packed, all but locks. Its record goes first, since the other files
-    are no run's without it, and the journal of a switch last.
+    """Remove what a run has packed, all but locks: its record first, without which the other files
+    belong to no run, and the journal of a switch last.
     """
     for name in sorted(_files_in(work), key=lambda name: (name == REPLACING, name != RUN)):
         if not name.endswith(LOCK):
             os.unlink(work / name)
 
 
-def remove_own(own: Path) -> None:
+def remove_own(folder: Path) -> None:
     """Remove packer's files in its folder, the lock last, and the folder unless it holds more."""
-    for name in sorted(_files_in(own), key=LOCK.__eq__):
-        os.unlink(own / name)
+    for name in sorted(_files_in(folder), key=LOCK.__eq__):
+        os.unlink(folder / name)
     with suppress(OSError):
-        os.rmdir(own)
-        os.rmdir(own.parent)
-    storage.sync(own.parents[1])  # or a power loss brings it back
+        os.rmdir(folder)
+        os.rmdir(folder.parent)
+    storage.sync(folder.parents[1])  # or a power loss brings it back
 
 
 # The output of a run
@@ -333,14 +333,14 @@ def upload(state: OutputState, folder: Path, journal: Journal, options: RunOptio
 
 def announce(state: OutputState, journal: Journal | None = None) -> None:
     """Write the journal of an upload, or that one begins; so it is known what it leaves."""
-    content = msgspec.json.encode(journal or Journal({}, state.own, ""))
+    content = msgspec.json.encode(journal or Journal({}, state.owned, ""))
     storage.write(storage.join(str(state.place), UPLOADING), content)
 
 
 def clean_url(state: OutputState, kept: Iterable[str]) -> None:
     """Remove packer's files but those that are `kept`, and the journal."""
     url = str(state.place)
-    for name in sorted(state.own.keys() - {*kept}):
+    for name in sorted(state.owned.keys() - {*kept}):
         storage.remove(storage.join(url, name))
     storage.remove(storage.join(url, UPLOADING))
     storage.remove_folder(storage.join(url, WORK))
