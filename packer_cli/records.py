@@ -21,7 +21,6 @@ import numpy.typing as npt
 from packer_cli._kernels import filling
 from packer_cli.storage import Stat, absolute, public, typed
 
-Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
@@ -74,7 +73,7 @@ class InputFile:
              beside the file, a hash of the sizes and versions of both; for a tokenized directory, a
              hash of its manifest. An input has changed if its size or version has.
     shape    name of its shape if the run has several (`Shape.members`)
-    found    state of a URL, and of each file beside it, so that no other version is read; empty for
+    states   state of a URL, and of each file beside it, so that no other version is read; empty for
              a local file
     """
 
@@ -85,7 +84,7 @@ class InputFile:
     size: int
     version: int
     shape: str | None = None
-    found: tuple[tuple[str, Stat], ...] = ()
+    states: tuple[tuple[str, Stat], ...] = ()
 
     def __getstate__(self) -> tuple[dict[str, Any], str]:
         return self.__dict__, typed(self.path)
@@ -97,7 +96,7 @@ class InputFile:
 
     def status(self, path: str | None = None) -> Stat | None:
         """Return the state of a URL, or of a file beside it, as it was found; None if local."""
-        return dict(self.found).get(path or self.path)
+        return dict(self.states).get(path or self.path)
 
     @property
     def known_as(self) -> str:

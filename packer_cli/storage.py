@@ -349,18 +349,18 @@ def _refuse_unlistable(pattern: str) -> None:
 
 
 def open_bytes(
-    path: str, ahead: int = AHEAD_BYTES, found: Stat | None = None
+    path: str, ahead: int = AHEAD_BYTES, expected: Stat | None = None
 ) -> io.FileIO | io.BufferedReader:
     """Open a file, unbuffered if it is local.
 
-    ahead  bytes that are fetched at a time from a URL, at least
-    found  the version of a URL to read; None: any
+    ahead     bytes that are fetched at a time from a URL, at least
+    expected  state of the URL to read; None: any
 
     Raises OSError, also if it is not a regular file: a pipe may wait for ever, and a device never
     end. Raises PackerError for URLs, sometimes only when it is read.
     """
     if is_url(path):
-        return io.BufferedReader(_Remote(path, found), ahead)
+        return io.BufferedReader(_Remote(path, expected), ahead)
     file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115
     if local_stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -387,13 +387,13 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def open_arrow(path: str, found: Stat | None = None) -> Any:
+def open_arrow(path: str, expected: Stat | None = None) -> Any:
     """Open a file for Arrow. It is not mapped: if a mapped file is cut short, its readers die."""
     import pyarrow as pa  # noqa: PLC0415
 
     if not is_url(path):
         return pa.OSFile(path)
-    return pa.PythonFile(open_bytes(path, found=found), mode="r")
+    return pa.PythonFile(open_bytes(path, expected=expected), mode="r")
 
 
 # Local files that are complete or absent, also after a power loss
@@ -462,8 +462,8 @@ def make_folders(path: Path) -> None:
 class _Remote(io.RawIOBase):
     """An object of a store. Each read is one request; the first takes one more, to open it."""
 
-    def __init__(self, url: str, found: Stat | None) -> None:
-        self._url, self._found, self._position = url, found, 0
+    def __init__(self, url: str, expected: Stat | None) -> None:
+        self._url, self._expected, self._position = url, expected, 0
 
     def readable(self) -> bool:
         return True
@@ -502,7 +502,7 @@ class _Remote(io.RawIOBase):
         file = store.open(name, "rb", cache_type="none")
         # files of stores keep what they were opened as, and ask for that version
         now = _stat(self._url, getattr(file, "details", None) or store.info(name))
-        if self._found not in (None, now):
+        if self._expected not in (None, now):
             raise OSError(errno.EBUSY, "another version")
         # memory:// returns the object itself, whose position all readers would share
         return io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file

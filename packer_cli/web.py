@@ -30,15 +30,16 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
         return {"name": url, "type": "file"} | (await self._range(url, 0, 1))[0]
 
     async def _cat_file(
-        self, url: str, start: int, end: int, found: dict[str, Any], **options: Any
+        self, url: str, start: int, end: int, expected: dict[str, Any], **options: Any
     ) -> bytes:
-        return (await self._range(url, start, end, found))[1]
+        return (await self._range(url, start, end, expected))[1]
 
     async def _range(
-        self, url: str, start: int, end: int, found: dict[str, Any] | None = None
+        self, url: str, start: int, end: int, expected: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Return facts of a file, and its bytes start .. end, fewer at its end. `found`: facts of
-        the version to read.
+        """Return facts of a file, and its bytes start .. end, fewer at its end.
+
+        expected  facts of the version to read; None: any
         """
         session, options = await self.set_session(), dict(self.kwargs)
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
@@ -54,7 +55,7 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
                 raise OSError(errno.EIO, "the server does not say which part it sends")
             now = {name: answer.headers.get(name, "") for name in ("ETag", "Last-Modified")}
             now |= {"size": size, "ETag": now["ETag"].removeprefix("W/")}
-            if found and any(found[name] != now[name] for name in ("ETag", "size")):
+            if expected and any(expected[name] != now[name] for name in ("ETag", "size")):
                 raise OSError(errno.EBUSY, "another version")
             wanted = min(end, size or 0)
             if start < wanted and (begin != start or stop < wanted):
@@ -70,4 +71,4 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
 
 class _WebFile(AbstractBufferedFile):  # type: ignore[misc]
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return bytes(self.fs.cat_file(self.path, start, end, found=self.details))
+        return bytes(self.fs.cat_file(self.path, start, end, expected=self.details))

@@ -102,10 +102,10 @@ def _columns_to_read(
         return [name for name in schema.names if any(may_hold((name,), path) for path in used)]
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _may_be_text if shape.kind == "text" else _is_integer_list
-    wanted = [shape.columns[own] for own in shape.required]
-    wanted += [shape.columns[own] for own in shape.optional
-               if fields_at(schema, shape.columns[own])]  # fmt: skip
-    own_names = {column: own for own, column in shape.columns.items()}
+    wanted = [shape.columns[field] for field in shape.required]
+    wanted += [shape.columns[field] for field in shape.optional
+               if fields_at(schema, shape.columns[field])]  # fmt: skip
+    field_of = {column: field for field, column in shape.columns.items()}
     values = [
         name
         for name, column in config.value_columns.items()
@@ -120,7 +120,7 @@ def _columns_to_read(
                 "name the right one with --text-field, or with --field NAME=COLUMN",
             )
         kind = fields[0][-1].type
-        is_mask = is_list(kind) and _is_number(kind.value_type) and own_names.get(name) in MASKS
+        is_mask = is_list(kind) and _is_number(kind.value_type) and field_of.get(name) in MASKS
         if expected and name in wanted and not is_right(kind) and not is_mask:
             problem = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
             raise DataError(problem, tip)
@@ -324,16 +324,16 @@ def _bytes_of(kind: Any) -> int:
 
 def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConfig) -> ReadColumns:
     """Return a record batch as columns, without the rows that cannot be read."""
-    names = {own: name for own, name in shape.columns.items() if name in batch.schema.names}
+    names = {field: name for field, name in shape.columns.items() if name in batch.schema.names}
     if shape.kind == TRACE:
         names = {name: name for name in batch.schema.names}
     bad = dict[int, str]()
-    columns: dict[str, Any] = {own: batch.column(name) for own, name in names.items()}
+    columns: dict[str, Any] = {field: batch.column(name) for field, name in names.items()}
     if shape.kind == "text":
         texts = _plain_texts(columns["text"])
         columns["text"] = texts or _texts(columns["text"], bad)
     elif shape.kind != "tokens":
-        columns = {own: _values(column, own, bad) for own, column in columns.items()}
+        columns = {field: _values(column, field, bad) for field, column in columns.items()}
     values = dict[str, Any]()
     for name in config.value_columns if shape.kind != TRACE else ():
         if name in batch.schema.names:
@@ -343,8 +343,8 @@ def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConf
         is_good = np.ones(len(positions), bool)
         is_good[[*bad]] = False
         wrong = [BadRecord(int(positions[row]), bad[row], _SKIP) for row in sorted(bad)]
-        rest = batch.filter(pa.array(is_good))
-        return _columns_of(rest, positions[is_good], shape, config)._replace(bad=wrong)
+        good = batch.filter(pa.array(is_good))
+        return _columns_of(good, positions[is_good], shape, config)._replace(bad=wrong)
     return ReadColumns(positions, columns, values, [])
 
 
@@ -357,7 +357,7 @@ def _texts(column: Any, bad: dict[int, str]) -> list[Any]:
     return values
 
 
-def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
+def _values(column: Any, field: str, bad: dict[int, str]) -> list[Any]:
     """Return the values of a column as JSON lines would have them, None for one that cannot be
     read. OUT bad: by row, what is wrong with it.
     """
@@ -372,10 +372,10 @@ def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
             values.append(convert(value) if convert else value)
         except UnicodeDecodeError as error:
             values.append(None)
-            bad.setdefault(row, f"invalid UTF-8 at byte {error.start} of the {own}")
+            bad.setdefault(row, f"invalid UTF-8 at byte {error.start} of the {field}")
         except msgspec.DecodeError as error:
             values.append(None)
-            bad.setdefault(row, f"the {own} holds JSON that is not valid: {error}")
+            bad.setdefault(row, f"the {field} holds JSON that is not valid: {error}")
     return values
 
 

@@ -235,8 +235,8 @@ class _Detector:
             shape, first = shapes[file.index], shapes[with_records[0].index]
             # what the tokens of traces are trained with is not known of others
             if shape.kind != first.kind and (shape.is_of_tokens or first.is_of_tokens):
-                what = f"holds {shape.kind}, {with_records[0].path} holds {first.kind}"
-                raise DataError(f"{file.path}: {what}", "pack them with two commands")
+                problem = f"holds {shape.kind}, {with_records[0].path} holds {first.kind}"
+                raise DataError(f"{file.path}: {problem}", "pack them with two commands")
         return shapes
 
     def _keep(self, file: InputFile, look: _Look) -> None:
@@ -308,7 +308,7 @@ class _Detector:
         has: the others may be for other files.
         """
         renamed = self._config.renamed
-        present = {own: name for own, name in renamed.items() if may_hold(fields, name)}
+        present = {name: column for name, column in renamed.items() if may_hold(fields, column)}
         try:
             return self._find(file, first, fields, renamed)
         except DataError as error:
@@ -363,7 +363,7 @@ class _Detector:
         """Return the shape; of prompts, with whether they are messages. Raises DataError for
         messages whose answer is in another column.
         """
-        columns = [shape.columns[own] for own in shape.required]
+        columns = [shape.columns[name] for name in shape.required]
         if shape.is_chat:
             config, answers = self._config, [name for name in fields if name in ANSWERS]
             is_free = config.shape is None and not config.fields and config.train_on != "all"
@@ -486,7 +486,7 @@ def _bearers(detected: Detected, shape: Shape, config: DocumentConfig) -> dict[s
         if not missing:
             break
         member = shape.of(file.shape)
-        required = [member.columns[own] for own in member.required if member.kind != "tokens"]
+        required = [member.columns[name] for name in member.required if member.kind != "tokens"]
         for row in detected.beginning_of(file, config).rows([*required, *missing]):
             messages = [message for column in required for message in messages_in(row.get(column))]
             for name in missing:
@@ -575,7 +575,7 @@ def unknown_speakers(
         if member.described() in seen or not (member.is_chat or member.of_messages):
             continue
         seen.add(member.described())
-        roles, columns = dict[str, str](), [member.columns[own] for own in member.required]
+        roles, columns = dict[str, str](), [member.columns[name] for name in member.required]
         for row in detected.beginning_of(files[0], config).rows(columns):
             messages = [message for column in columns
                         for message in messages_in(row[column], role_key)]  # fmt: skip
@@ -595,8 +595,8 @@ def _used_if_known(shape: Shape, config: DocumentConfig) -> dict[str, str]:
     what such fields hold.
     """
     used = used_columns(shape, config)
-    columns = {shape.columns[own]: own for own in known_texts(shape, config)}
-    return {column: own for column, own in columns.items() if column in used}
+    columns = {shape.columns[name]: name for name in known_texts(shape, config)}
+    return {column: name for column, name in columns.items() if column in used}
 
 
 def _masks_in(first: FirstRecords, shape: Shape, names: list[str]) -> list[str]:

@@ -405,8 +405,8 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, stora
         version = _number_of(hashlib.sha256(versions.encode()).hexdigest())
     elif file.format == TOKENIZED:  # tokenized again, it is the same if its documents are
         version = _version_by_content(file.path, status)
-    found = tuple(zip(paths, each, strict=True)) if storage.is_url(file.path) else ()
-    return replace(file, size=status.size, version=version, found=found), status
+    states = tuple(zip(paths, each, strict=True)) if storage.is_url(file.path) else ()
+    return replace(file, size=status.size, version=version, states=states), status
 
 
 @lru_cache(maxsize=1024)  # a recipe may have hundreds, which each unit looks at

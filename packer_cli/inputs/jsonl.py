@@ -105,11 +105,11 @@ class _ByteRanges(Sequence[memoryview]):
 class JsonlReader(LineReader):
     """Reader of `.jsonl` and `.ndjson` files, and of `.json` files that do not hold an array.
 
-    what  a record fills: a line, or only its part of an array
+    unit  a record fills: a line, or only its part of an array
     """
 
     holds_tokens = True
-    what, before, tip = "line", 1, _FIX.format("line")
+    unit, before, tip = "line", 1, _FIX.format("line")
 
     def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
         """Return the records that begin in a slice. `source` stands `before` bytes before it."""
@@ -187,7 +187,7 @@ class JsonlReader(LineReader):
         self, file: InputFile, source: OpenInput, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[ReadColumns]:
         decode = _decoder(shape, config)
-        names = NAMES if shape.kind == "tokens" else tuple(shape.columns)
+        fields = NAMES if shape.kind == "tokens" else tuple(shape.columns)
         values = {name: _VALUES.format(number) for number, name in enumerate(config.value_columns)}
 
         def columns_of(block: Block) -> ReadColumns:
@@ -200,8 +200,8 @@ class JsonlReader(LineReader):
                 return ReadColumns(positions, {}, {}, bad, fields=decoded)
             return ReadColumns(
                 positions,
-                {own: [getattr(record, own, None) for record in decoded] for own in names},
-                {name: [getattr(r, own) for r in decoded] for name, own in values.items()},
+                {field: [getattr(record, field, None) for record in decoded] for field in fields},
+                {name: [getattr(r, field) for r in decoded] for name, field in values.items()},
                 bad,
             )
 
@@ -219,7 +219,7 @@ class JsonlReader(LineReader):
         pieces = zip(block.positions.tolist(), map(bytes, block.pieces), strict=True)
         for position, piece in pieces:
             if len(piece) > limit:
-                bad.append(too_long(position, self.what))
+                bad.append(too_long(position, self.unit))
                 continue
             record = _without_constants(piece, [*shape.columns.values(), *config.value_columns])
             try:
@@ -236,7 +236,7 @@ class JsonlReader(LineReader):
 
         Raises DataError if it does not show where the next record begins.
         """
-        bad = BadRecord(position, *_mistake(record, decode, self.what))
+        bad = BadRecord(position, *_mistake(record, decode, self.unit))
         if self.is_open(piece):
             tip = "fix it: where the next record begins is unknown, so that none can be skipped"
             raise self.refused(file, replace(bad, tip=tip))
@@ -258,13 +258,17 @@ def holds_array(file: InputFile) -> bool:
 class JsonArrayReader(JsonlReader):
     """Reader of `.json` files that begin with "[": a file is one slice."""
 
-    what, before, tip = "record", 0, _FIX.format("record")
+    unit, before, tip = "record", 0, _FIX.format("record")
 
     def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
         """Yield the records of the array, holding one block and the record that continues."""
         room = np.empty((_MOST_ELEMENTS, 2), np.int64)
         data, offset, is_open, is_first = b"", 0, False, True
-        while len(data) < _MOST_HELD and (more := source.read(_next_bytes(data))):
+        while len(data) < _MOST_HELD:
+            # as many bytes again as are held, so that a long record is searched only a few times
+            more = source.read(max(byte_streams.BLOCK_BYTES, len(data)))
+            if not more:
+                break
             data, at = data + more, 0
             if not is_open:
                 at = data.find(b"[") + 1
@@ -290,14 +294,14 @@ class JsonArrayReader(JsonlReader):
         tip = "fetch or write the file again: it was cut short, or a quote or bracket is missing"
         raise self.refused(file, BadRecord(begin, reason, tip))
 
-    def _refuse_more(self, file: InputFile, source: OpenInput, rest: bytes, at: int) -> None:
+    def _refuse_more(self, file: InputFile, source: OpenInput, after: bytes, at: int) -> None:
         """Raise DataError if anything but blanks follows the array.
 
-        The array closes with the first byte of `rest`, byte `at` of the file, unless that is a
+        The array closes with the first byte of `after`, byte `at` of the file, unless that is a
         brace.
         """
-        blanks = rest.removeprefix(b"]")
-        at += len(rest) - len(blanks)
+        blanks = after.removeprefix(b"]")
+        at += len(after) - len(blanks)
         while blanks or (blanks := source.read(byte_streams.BLOCK_BYTES)):
             if more := blanks.lstrip():
                 at += len(blanks) - len(more)
@@ -320,13 +324,6 @@ class JsonArrayReader(JsonlReader):
         except (ValueError, RecursionError):  # a number of thousands of digits
             return False
         return False
-
-
-def _next_bytes(held: bytes) -> int:
-    """Return how many bytes to read: as many again as are held, so that a long record is searched
-    only a few times.
-    """
-    return max(byte_streams.BLOCK_BYTES, len(held))
 
 
 def _elements(data: bytes, offset: int, places: Int64) -> Block:
@@ -377,7 +374,7 @@ def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
     if shape.kind == TRACE:
         return _fields_decoder
     values = [(_VALUES.format(number), name) for number, name in enumerate(config.value_columns)]
-    optional = *shape.optional, *(own for own, _ in values)
+    optional = *shape.optional, *(field for field, _ in values)
     # values of other fields contain each other, as in messages, so the garbage collector
     # may track them
     gc = shape.kind != "text"
@@ -395,8 +392,8 @@ def _decoder_of(
         "text": str, "input_ids": list[int], "labels": numbers, "attention_mask": numbers,
         **dict.fromkeys(MASKS, list[bool | float] | None),
     }  # fmt: skip
-    always = [(own, kinds.get(own, Any)) for own in required]
-    perhaps = [(own, kinds.get(own, Any), None) for own in optional]
+    always = [(field, kinds.get(field, Any)) for field in required]
+    perhaps = [(field, kinds.get(field, Any), None) for field in optional]
     try:
         record = msgspec.defstruct("Record", [*always, *perhaps], rename=dict(columns), gc=gc)
     except ValueError as error:
@@ -511,11 +508,11 @@ def _not_a_line(record: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
+def _mistake(record: bytes, decode: _Decode, unit: str) -> tuple[str, str]:
     """Return why `decode` refuses a line or record, and a tip."""
-    if what == "line" and (mistake := _not_a_line(record)):
+    if unit == "line" and (mistake := _not_a_line(record)):
         return mistake
-    tip = _FIX.format(what)
+    tip = _FIX.format(unit)
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a JSON value")
@@ -524,10 +521,10 @@ def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
         fields = json.loads(record.decode(), parse_constant=refuse)
         decode(record)
     except UnicodeDecodeError as error:
-        return invalid_utf8(error, record, what)
+        return invalid_utf8(error, record, unit)
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at").removesuffix(" starting")
-        return f"not valid JSON: {reason} at character {error.pos + 1} of the {what}", tip
+        return f"not valid JSON: {reason} at character {error.pos + 1} of the {unit}", tip
     except msgspec.MsgspecError as error:
         if missing := re.fullmatch(r"Object missing required field `(.*)`", str(error)):
             return f"no field '{missing[1]}'; fields found: {named(fields)}", tip

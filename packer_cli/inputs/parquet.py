@@ -183,7 +183,7 @@ def _dictionary(file: InputFile, begin: int) -> tuple[int, int]:
     """Return a dictionary's bytes after decompression and its number of values; 0, 0 if there is no
     readable one at this byte.
     """
-    with storage.open_bytes(file.path, found=file.status()) as source:
+    with storage.open_bytes(file.path, expected=file.status()) as source:
         source.seek(begin)
         with suppress(*_DAMAGE):
             header = _struct(source.read(_HEADER_BYTES))

@@ -182,10 +182,10 @@ class CsvReader(LineReader):
     ) -> Iterator[ReadColumns]:
         rows = _CsvRows(source, config, file, self.delimiter)
         header = rows.header or []
-        for own in shape.required:
-            if shape.columns[own] not in header:
+        for field in shape.required:
+            if shape.columns[field] not in header:
                 raise DataError(
-                    f"{file.path}: no column '{shape.columns[own]}'; columns found: "
+                    f"{file.path}: no column '{shape.columns[field]}'; columns found: "
                     f"{named(header)}",
                     "name the right one with --text-field, or with --field NAME=COLUMN",
                 )
@@ -194,13 +194,15 @@ class CsvReader(LineReader):
                 raise DataError(
                     f"{file.path}: {header.count(name)} columns {name!r}", "rename one of them"
                 )
-        places = {own: header.index(name) for own, name in shape.columns.items() if name in header}
+        places = {
+            field: header.index(name) for field, name in shape.columns.items() if name in header
+        }
         values = {name: header.index(name) for name in config.value_columns if name in header}
 
         def columns_of(batch: _CsvBatch) -> ReadColumns:
             return ReadColumns(
                 np.array([position for position, _ in batch.rows], np.int64),
-                {own: [row[at] for _, row in batch.rows] for own, at in places.items()},
+                {field: [row[at] for _, row in batch.rows] for field, at in places.items()},
                 {name: [_value(row[at]) for _, row in batch.rows] for name, at in values.items()},
                 batch.bad,
             )

@@ -150,10 +150,10 @@ class TokenizedInputs:
     def read(self, unit: WorkUnit) -> Iterator[Documents]:
         """Yield the unit's documents in batches, without tokens."""
         parts = [(part.file, self._numbers(part)) for part in unit.slices]
-        file = np.concatenate([np.full(len(numbers), one, np.int32) for one, numbers in parts])
+        file = np.concatenate([np.full(len(numbers), index, np.int32) for index, numbers in parts])
         number = np.concatenate([numbers for _, numbers in parts])
-        lengths = np.concatenate([self._directories[one].lengths[numbers]
-                                  for one, numbers in parts])  # fmt: skip
+        lengths = np.concatenate([self._directories[index].lengths[numbers]
+                                  for index, numbers in parts])  # fmt: skip
         if self._is_mixed and len(parts) > 1:  # every stretch has all parts in their shares
             order = np.argsort(np.concatenate([*map(self._places, unit.slices)]), kind="stable")
             file, number, lengths = file[order], number[order], lengths[order]
@@ -243,30 +243,30 @@ class _CheckedTokens(Tokens):
         cut = fresh[np.unique(number[fresh], return_index=True)[1]]
         lengths = self._lengths_of(directory[cut], document[cut])
         for begin, end in batches_of(lengths):
-            some = cut[begin:end]
-            where = directory[some], document[some]
-            zeros = np.zeros(len(some), np.int32)
-            found = super().gather(*where, zeros, lengths[begin:end])
-            self.compare("content_hash", *where, _hashed(found, lengths[begin:end]))
+            part = cut[begin:end]
+            where = directory[part], document[part]
+            zeros = np.zeros(len(part), np.int32)
+            whole_ids = super().gather(*where, zeros, lengths[begin:end])
+            self.compare("content_hash", *where, _hashed(whole_ids, lengths[begin:end]))
         self._checked[number[cut]] = True
 
     def _lengths_of(self, directory: Int32 | Int64, document: Int64) -> Int32:
         lengths = np.empty(len(document), np.int32)
-        for one in np.unique(directory).tolist():
-            here = directory == one
-            lengths[here] = self._directories[one].lengths[document[here]]
+        for index in np.unique(directory).tolist():
+            here = directory == index
+            lengths[here] = self._directories[index].lengths[document[here]]
         return lengths
 
     def compare(
         self, name: str, directory: Int32 | Int64, document: Int64, values: Int32 | UInt64
     ) -> None:
         """Raise DataError for a document whose value differs from the index of its directory."""
-        for one in np.unique(directory).tolist():
-            here = directory == one
-            listed = self._directories[one].indexed_at(name, document[here])
+        for index in np.unique(directory).tolist():
+            here = directory == index
+            listed = self._directories[index].indexed_at(name, document[here])
             differ = np.flatnonzero((values[here] != listed).reshape(len(listed), -1).any(1))
             if len(differ):
-                path = self._directories[one].path
+                path = self._directories[index].path
                 raise DataError(
                     f"{path}: its document {document[here][differ[0]]} has another {name} than its "
                     "index says",

@@ -41,7 +41,11 @@ def work_units(
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)
-    return _units_of(files, config, choice)
+    each = {number: _bytes_each(files[number]) for number in choice.taken}
+    weight = sum(each[number] * count for number, count in choice.taken.items())
+    epochs = max(count / len(choice.pools[number]) for number, count in choice.taken.items())
+    parts = max(1, math.ceil(weight / unit_bytes_of(config, int(weight))), math.ceil(epochs))
+    return _even_units(files, each, choice.taken, parts)
 
 
 def choice_of(files: Sequence[InputFile], config: DocumentConfig) -> Choice | None:
@@ -54,14 +58,6 @@ def choice_of(files: Sequence[InputFile], config: DocumentConfig) -> Choice | No
 @lru_cache(maxsize=2)
 def _choice_of(files: tuple[InputFile, ...], config: PackConfig) -> Choice:
     return choose([opened(file) for file in files], config)
-
-
-def _units_of(files: Sequence[InputFile], config: DocumentConfig, choice: Choice) -> list[WorkUnit]:
-    each = {place: _bytes_each(files[place]) for place in choice.taken}
-    weight = sum(each[place] * count for place, count in choice.taken.items())
-    epochs = max(count / len(choice.pools[place]) for place, count in choice.taken.items())
-    parts = max(1, math.ceil(weight / unit_bytes_of(config, int(weight))), math.ceil(epochs))
-    return _even_units(files, each, choice.taken, parts)
 
 
 def _bytes_each(file: InputFile) -> float:

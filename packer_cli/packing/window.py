@@ -156,18 +156,10 @@ def evened_out(
 
 def rows_taken(order: Int64, row_offsets: Int64, rows: Int64) -> tuple[Int64, Int64]:
     """Return order and row_offsets of some rows, int64[m]."""
-    places, new_offsets = _members(row_offsets, rows)
+    size = np.diff(row_offsets)[rows]
+    new_offsets = offsets_of(size)
+    places = np.arange(new_offsets[-1]) + np.repeat(row_offsets[rows] - new_offsets[:-1], size)
     return order[places], new_offsets
-
-
-def _members(offsets: Int64, lists: Int64) -> tuple[Int64, Int64]:
-    """Return the places of the members of some lists, end to end, and the offsets of these lists.
-
-    List i has the places offsets[i]..offsets[i + 1].
-    """
-    size = np.diff(offsets)[lists]
-    ends = offsets_of(size)
-    return np.arange(ends[-1]) + np.repeat(offsets[lists] - ends[:-1], size), ends
 
 
 def trained_in(documents: Documents, order: Int64) -> Int64:
