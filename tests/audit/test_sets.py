@@ -35,7 +35,7 @@ from audited import (
     parquet,
     trl,
 )
-from support import ALL_COLUMNS, COMPRESSORS, assert_error, heavy, packer, random_texts
+from support import ALL_COLUMNS, COMPRESSORS, assert_error, heavy, packer, random_texts, succeeds
 from support import jsonl as text_lines
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -122,52 +122,41 @@ def test_ids_beyond_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
     assert found(report)["ids-out-of-range"] == 4
 
 
-PACKS = [
-    ["--max-length", 64],
-    ["--max-length", 64, "--segment-multiple", 8, *ALL_COLUMNS],
-    ["--max-length", 64, "--strategy", "wrap"],
+SAMPLE = Path(__file__).parents[2] / "sample_data"
+TEMPLATE = ["--chat-template", SAMPLE / "chat.jinja"]
+PACKS: list[tuple[str, list[object]]] = [
+    ("texts", ["--max-length", 64]),
+    ("texts", ["--max-length", 64, "--segment-multiple", 8, *ALL_COLUMNS]),
+    ("texts", ["--max-length", 64, "--strategy", "wrap"]),
+    # texts end with EOS, chats with what their template has
+    ("chats and texts", ["-l", 512, *TEMPLATE]),
+    ("chats and texts", ["-l", 2048, *TEMPLATE]),
+    # the text of an earlier turn, which several documents have, is trained on once
+    ("chats", ["-l", 1024, "--turns", "each", "--strategy", "next-fit", *TEMPLATE]),
+    # pieces of a text are neither cut nor windows
+    *[("long texts", ["-l", 150, "--strategy", one]) for one in ("best-fit", "next-fit", "wrap")],
 ]
 
 
-@pytest.mark.parametrize("options", PACKS)
+@pytest.mark.parametrize(("data", "options"), PACKS)
 @pytest.mark.usefixtures("folder")
-def test_rows_of_packer_are_sound(options: list[object]) -> None:
-    Path("a.jsonl").write_bytes(text_lines(*random_texts(200)))
-    assert packer("pack", "a.jsonl", *options, "-t", "bytes", "-q", "-o", "out").exit_code == 0
+def test_rows_of_packer_are_sound(data: str, options: list[object]) -> None:
+    texts = random_texts(200)
+    if data == "long texts":  # one repeats a passage, one a letter
+        random_ = random.Random(0)
+        scripts = (string.ascii_lowercase, string.ascii_uppercase, "0123456")
+        texts = ["".join(random_.choices(letters, k=20_000)) for letters in scripts]
+        texts += ["".join(random_.choices(string.punctuation, k=100)) * 60, "=" * 3000]
+    Path("a.jsonl").write_bytes(text_lines(*texts))
+    inputs = {
+        "chats": [SAMPLE / "chat.jsonl"],
+        "chats and texts": [SAMPLE / "chat.jsonl", SAMPLE / "documents.jsonl"],
+    }.get(data, [Path("a.jsonl")])
+    succeeds("pack", *inputs, *options, "-t", "bytes", "-q", "-o", "out")
     report = audited("out")
     assert report["format"] == "packer"
-    assert found(report) == {}
-    assert "cut" not in report["not_applied"]
-
-
-@pytest.mark.parametrize("options", [
-    ["-l", 512], ["-l", 2048], ["-l", 1024, "--turns", "each", "--strategy", "next-fit"],
-])  # fmt: skip
-@pytest.mark.usefixtures("folder")
-def test_texts_and_chats_of_packer_are_sound(options: list[object]) -> None:
-    """Texts end with EOS, chats with what their template has; the text of an earlier turn, which
-    several documents have, is trained on once.
-    """
-    sample = Path(__file__).parents[2] / "sample_data"
-    inputs = [sample / "chat.jsonl", *[sample / "documents.jsonl"] * ("each" not in options)]
-    template = ["--chat-template", sample / "chat.jinja", "-t", "bytes"]
-    assert packer("pack", *inputs, *template, *options, "-q", "-o", "out").exit_code == 0
-    report = audited("out")
-    assert found(report) == {}
-    assert "each" in options or {"no-eos", "cut"}.isdisjoint(report["not_applied"])
-
-
-@pytest.mark.parametrize("strategy", ["best-fit", "next-fit", "wrap"])
-@pytest.mark.usefixtures("folder")
-def test_long_texts_of_packer_are_neither_cut_nor_windows(strategy: str) -> None:
-    """Pieces of a text end with tokens that no other has; one repeats a passage, one a letter."""
-    random_, scripts = random.Random(0), (string.ascii_lowercase, string.ascii_uppercase, "0123456")
-    texts = ["".join(random_.choices(letters, k=20_000)) for letters in scripts]
-    texts += ["".join(random_.choices(string.punctuation, k=100)) * 60, "=" * 3000]
-    Path("a.jsonl").write_bytes(text_lines(*texts))
-    command = ["pack", "a.jsonl", "-t", "bytes", "-l", 150, "--strategy", strategy, "-q"]
-    assert packer(*command, "-o", "out").exit_code == 0
-    assert found(audited("out")).keys() <= {"duplicate-rows"}
+    assert found(report).keys() <= ({"duplicate-rows"} if data == "long texts" else set())
+    assert data == "chats" or {"no-eos", "cut"}.isdisjoint(report["not_applied"])
 
 
 @pytest.mark.usefixtures("folder")
@@ -348,6 +337,11 @@ def _lines(path: Path, *rows: object) -> Path:
     return path / "a.jsonl"
 
 
+def _odd_line(path: Path, usual: dict[str, object], odd: dict[str, object]) -> Path:
+    rows = [{"input_ids": [1, 2], **(odd if row == 700 else usual)} for row in range(900)]
+    return _lines(path, *rows)
+
+
 UNREADABLE = {
     "no ids": (lambda path: _parquet(pa.table({"text": ["a"]}), path), "no input_ids, expected"),
     "lines of texts": (
@@ -376,6 +370,12 @@ UNREADABLE = {
     "huge ids": (lambda path: _lines(path, {"input_ids": [1, 1 << 64]}), "too large"),
     "no rows": (lambda path: _parquet(pa.table({"input_ids": pa.array([], pa.list_(pa.int32()))}),
                                       path), "has no rows"),
+    "lines with a column more": (lambda path: _odd_line(path, {}, {"labels": [1, 2]}),
+                                 "row 700: has labels, expected the columns of row 0"),
+    "lines with a column less": (lambda path: _odd_line(path, {"labels": [1, 2]}, {}),
+                                 "row 700: has no labels, expected the columns of row 0"),
+    "lines with null": (lambda path: _odd_line(path, {"labels": [1, 2]}, {"labels": None}),
+                        "row 700: has no labels"),
 }  # fmt: skip
 
 
@@ -384,18 +384,6 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, what: str) -> None:
     make, message = UNREADABLE[what]
     path = make(tmp_path)
     assert_error(packer("audit", path), 2, message)
-
-
-@pytest.mark.parametrize(("first", "other", "message"), [
-    ({}, {"labels": [1, 2]}, "row 700: has labels, expected the columns of row 0"),
-    ({"labels": [1, 2]}, {}, "row 700: has no labels, expected the columns of row 0"),
-    ({"labels": [1, 2]}, {"labels": None}, "row 700: has no labels"),
-])  # fmt: skip
-def test_lines_with_other_columns_are_told(
-    tmp_path: Path, first: dict[str, object], other: dict[str, object], message: str
-) -> None:
-    rows = [{"input_ids": [1, 2], **(other if row == 700 else first)} for row in range(900)]
-    assert_error(packer("audit", _lines(tmp_path, *rows)), 2, message)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.json"])

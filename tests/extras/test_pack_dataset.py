@@ -52,33 +52,19 @@ def test_every_kind_of_sequences(kind: str) -> None:
     assert pack_dataset_from_result(plan, given).to_dict() == expected
 
 
-@pytest.mark.parametrize(
-    ("how", "error", "message"),
-    [
-        ({"labels": [[1]]}, DataError, "labels: 1 given for 4 sequences"),
-    ],
-)
-def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        pack_dataset(SEQUENCES, **{"max_length": 8, **how})
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (SEQUENCES, {"labels": [[1]]}, "labels: 1 given for 4 sequences"),
+    (pa.array([[1], None, [2]]), {}, "sequences are or hold nulls"),
+    (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), {}, "sequences are or hold nulls"),
+    (pa.array([[0.5]]), {}, "sequence 0: expected a flat sequence of integers"),
+    (Dataset.from_dict({"input_ids": [[1]]}), {}, "expected a column, got a whole Dataset"),
+]
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (pa.array([[1], None, [2]]), "sequences are or hold nulls"),
-        (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequences are or hold nulls"),
-        (pa.array([[0.5]]), "sequence 0: expected a flat sequence of integers"),
-    ],
-)
-def test_columns_that_hold_something_else(column: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        pack_dataset(column, 8)
-
-
-def test_a_data_set_is_not_a_column_of_it() -> None:
-    with pytest.raises(UsageError, match="expected a column, got a whole Dataset"):
-        pack_dataset(Dataset.from_dict({"input_ids": [[1, 2]]}), 8)
+@pytest.mark.parametrize(("sequences", "options", "message"), REFUSED)
+def test_refused(sequences: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((DataError, UsageError), match=message):
+        pack_dataset(sequences, 8, **options)
 
 
 def test_rows_become_a_packed_batch() -> None:

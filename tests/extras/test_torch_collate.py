@@ -123,9 +123,6 @@ def test_names_choose() -> None:
     for collate in COLLATORS:
         batch = collate(ROWS, names=("position_ids", IDS))
         assert list(batch) == ["position_ids", IDS]
-    with pytest.raises(UsageError, match="names: 'seqidx' is not one of input_ids") as caught:
-        varlen_collate(ROWS, names=["seqidx"], config=None)
-    assert caught.value.tip == "did you mean seq_idx?"
 
 
 SEEN = [
@@ -161,22 +158,6 @@ def test_block_mask() -> None:
     assert added.min() == torch.finfo(torch.bfloat16).min
 
 
-@pytest.mark.parametrize(
-    ("facts", "form", "message"),
-    [
-        ({"layer_types": ["compressed_sparse"]}, "mask", "of an unknown kind: compressed_sparse"),
-        ({"_attn_implementation": "flash_attention_2"}, "mask", "flash_attention_2 takes no masks"),
-        ({"_attn_implementation": "flex_attention"}, "mask", "flex_attention takes no masks of fo"),
-        ({"_attn_implementation": "sdpa"}, "documents", "sdpa takes no masks of form='documents'"),
-    ],
-)
-def test_models_that_block_masks_are_not_for(
-    facts: dict[str, Any], form: str, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        block_mask_collate(ROWS, config=config(**facts), form=form)
-
-
 def test_models_of_which_nothing_is_known() -> None:
     """A warning, once; an error where state could pass along a row."""
     unknown = config(model_type="mine", _attn_implementation="sdpa")
@@ -191,42 +172,10 @@ def test_models_of_which_nothing_is_known() -> None:
     assert "check_isolation" in refused.value.tip
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
-def test_rows_that_flash_attention_wants_end_to_end(attention: str) -> None:
-    known = config(model_type="stablelm", _attn_implementation=attention)
-    varlen_collate(ROWS, config=known)
-    if attention == "sdpa":
-        padded_collate(ROWS, config=known)
-        return
-    with pytest.raises(UsageError, match="only in rows end to end"):
-        padded_collate(ROWS, config=known)
-
-
-@pytest.mark.parametrize("collate", [varlen_collate, padded_collate, block_mask_collate])
-def test_collators_want_to_know_the_model(collate: Any) -> None:
-    """Without a word, some families would let documents see each other."""
-    with pytest.raises(UsageError, match="does not know the model, and some would let") as caught:
-        collate(ROWS)
-    assert caught.value.tip.startswith(f"partial({collate.__name__}, config=model.config)")
-    with pytest.raises(UsageError, match="flex_block_mask does not know the model"):
-        flex_block_mask(torch.zeros(1, 8, dtype=torch.int32))
-
-
 def test_no_collator_gives_a_2d_attention_mask() -> None:
     for collate in COLLATORS:
         mask = collate(ROWS).get("attention_mask")
         assert mask is None or mask.ndim == 4
-
-
-@pytest.mark.parametrize("name", ["labels", "cu_seqlens_padded"])
-@pytest.mark.parametrize("turn", [1, -1])
-def test_rows_of_unlike_columns(name: str, turn: int) -> None:
-    """Such as of a ConcatDataset: boundaries or labels of the others would be left out."""
-    rows = [ROWS[0], {**ROWS[1], "cu_seqlens_padded": ROWS[1]["cu_seqlens"]}]
-    if name == "labels":
-        rows = [ROWS[0], {key: value for key, value in ROWS[1].items() if key != name}]
-    with pytest.raises(UsageError, match=f"some rows of a batch have {name}, others do not"):
-        varlen_collate(rows[::turn], config=None)
 
 
 def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: Path) -> None:
@@ -254,17 +203,59 @@ def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: 
             assert alone.shape[1] == (alone != 0).sum(1).max()
 
 
-def test_what_cannot_be_collated_is_named() -> None:
-    without = [{name: value for name, value in r.items() if name != "cu_seqlens"} for r in ROWS]
-    with pytest.raises(UsageError, match="rows without cu_seqlens") as caught:
-        varlen_collate(without, config=None)
-    assert "remove_unused_columns=False" in caught.value.tip
-    with pytest.raises(UsageError, match="rows without input_ids"):
-        padded_collate([{"cu_seqlens": ROWS[0]["cu_seqlens"]}], config=None)
-    with pytest.raises(UsageError, match="got no rows"):
-        varlen_collate([], config=None)
-    with pytest.raises(UsageError, match="form: 'masks' is not one of mask, documents"):
-        block_mask_collate(ROWS, config=None, form="masks")
+def without(name: str, row: dict[str, Any] = ROWS[0]) -> dict[str, Any]:
+    return {column: value for column, value in row.items() if column != name}
+
+
+FREE = {"config": None}
+UNKNOWN, END_TO_END = "does not know the model, and some would let", "only in rows end to end"
+MORE = {**ROWS[1], "cu_seqlens_padded": ROWS[1]["cu_seqlens"]}
+FLASH = config(_attn_implementation="flash_attention_2")
+REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (varlen_collate, ROWS, {}, UNKNOWN),
+    (padded_collate, ROWS, {}, UNKNOWN),
+    (block_mask_collate, ROWS, {}, UNKNOWN),
+    (flex_block_mask, torch.zeros(1, 8, dtype=INT32), {}, "flex_block_mask does not know the mod"),
+    (block_mask_collate, ROWS, {"config": config(layer_types=["compressed_sparse"])},
+     "of an unknown kind: compressed_sparse"),
+    (block_mask_collate, ROWS, {"config": FLASH}, "flash_attention_2 takes no masks"),
+    (block_mask_collate, ROWS, {"config": config(_attn_implementation="flex_attention")},
+     "flex_attention takes no masks of fo"),
+    (block_mask_collate, ROWS,
+     {"config": config(_attn_implementation="sdpa"), "form": "documents"},
+     "sdpa takes no masks of form='documents'"),
+    (padded_collate, ROWS,
+     {"config": config(model_type="stablelm", _attn_implementation="flash_attention_2")},
+     END_TO_END),
+    (varlen_collate, ROWS, FREE | {"names": ["seqidx"]}, "names: 'seqidx' is not one of input_ids"),
+    # rows of a ConcatDataset: boundaries or labels of some would be left out
+    (varlen_collate, [ROWS[0], MORE], FREE, "some rows of a batch have cu_seqlens_padded, others"),
+    (varlen_collate, [MORE, ROWS[0]], FREE, "some rows of a batch have cu_seqlens_padded, others"),
+    (varlen_collate, [ROWS[0], without("labels")], FREE, "some rows of a batch have labels, othe"),
+    (varlen_collate, [without("labels"), ROWS[0]], FREE, "some rows of a batch have labels, othe"),
+    (varlen_collate, [without("cu_seqlens")] * 2, FREE, "rows without cu_seqlens"),
+    (padded_collate, [{"cu_seqlens": ROWS[0]["cu_seqlens"]}], FREE, "rows without input_ids"),
+    (varlen_collate, [], FREE, "got no rows"),
+    (block_mask_collate, ROWS, FREE | {"form": "masks"}, "form: 'masks' is not one of mask, docum"),
+]  # fmt: skip
+TIPS = {
+    UNKNOWN: "partial({}, config=model.config)",
+    "names: 'seqidx' is not one of input_ids": "did you mean seq_idx?",
+    "rows without cu_seqlens": "remove_unused_columns=False",
+}
+
+
+@pytest.mark.parametrize(("collate", "rows", "options", "message"), REFUSED)
+def test_refused(collate: Any, rows: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        collate(rows, **options)
+    assert TIPS.get(message, "").format(collate.__name__) in caught.value.tip
+
+
+def test_families_that_flash_attention_keeps_apart_end_to_end() -> None:
+    for attention, collate in (("sdpa", varlen_collate), ("sdpa", padded_collate),
+                               ("flash_attention_2", varlen_collate)):  # fmt: skip
+        collate(ROWS, config=config(model_type="stablelm", _attn_implementation=attention))
 
 
 @pytest.mark.parametrize("edges", [[0, 3, 2], [0, 9], [1, 8]])
