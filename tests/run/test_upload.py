@@ -119,46 +119,49 @@ def test_documents_and_rows_of_a_url() -> None:
     assert_error(done, 2, "memory://tokens/one/: a URL, documents are only read from local")
 
 
-REFUSED = [
-    (["--add"], f"--add: {OUT}: a URL"),
-    (["--rank", "0", "--world-size", "2"], f"--rank: {OUT}: a URL"),
-    (["-o", "memory://"], "--output: memory://: names no folder"),
-    (["-o", "nowhere://a/b"], "nowhere://a/b: unknown protocol"),
-    (["-o", "https://host/out"], "https://host/out: "),
-]
+# whether there is a result of b.jsonl, other objects, options, and the error
+REFUSED: dict[str, tuple[bool, dict[str, bytes], str, str]] = {
+    "to add": (False, {}, "--add", f"--add: {OUT}: a URL"),
+    "ranks": (False, {}, "--rank 0 --world-size 2", f"--rank: {OUT}: a URL"),
+    "no folder": (False, {}, "-o memory://", "--output: memory://: names no folder"),
+    "no protocol": (False, {}, "-o nowhere://a/b", "nowhere://a/b: unknown protocol"),
+    "what is only read": (False, {}, "-o https://host/out", "https://host/out: "),
+    "an object": (False, {"": b"mine"}, "--overwrite", "not a folder"),
+    "objects of others": (False, {"notes": b"mine"}, "--overwrite", "not a result of packer"),
+    "another manifest": (False, {"manifest.json": b"mine"}, "", "not a result of packer"),
+    "another journal": (False, {MARKER: b"mine"}, "--overwrite", "is not packer's"),
+    "another result": (True, {}, "", "holds a finished result that differs: a.jsonl is new"),
+    "what is in the way": (
+        True, {"rejected.jsonl": b"mine"}, "--overwrite --on-error skip", "rejected.jsonl",
+    ),
+    "an input in the output": (
+        False, {"a.jsonl": jsonl("a")}, f"{OUT}/a.jsonl", "lies inside the output",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("more", "message"), REFUSED)
-def test_refused_options(more: list[str], message: str) -> None:
-    assert_error(pack(*more), 2, message)
-    assert there("memory://bucket") == {}
-
-
-@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["", "overwrite"])
-@pytest.mark.parametrize("name", ["notes.txt", "manifest.json", MARKER, ""])
-def test_what_is_foreign_is_refused(name: str, overwrite: list[str]) -> None:
-    STORE.pipe_file(f"{OUT}/{name}".rstrip("/"), b"mine")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_before_anything_is_packed(name: str) -> None:
+    has_result, objects, options, message = REFUSED[name]
+    if has_result:
+        succeeds(source="b.jsonl")
+    for path, content in objects.items():
+        STORE.pipe_file(f"{OUT}/{path}".rstrip("/"), content)
     before = there("memory://bucket")
-    said = {"": "not a folder", MARKER: "is not packer's"}.get(name, "not a result of packer")
-    assert_error(pack(*overwrite), 2, OUT, said)
+    assert_error(pack(*options.split()), 2, message)
     assert there("memory://bucket") == before
 
 
-def test_what_is_in_the_way_is_refused_before_anything_is_packed() -> None:
-    """No name of the earlier result, or one that has another size by now."""
+def test_a_shard_that_has_another_size_by_now_is_refused() -> None:
     succeeds(source="b.jsonl")
     (shard,) = (name for name in there() if name.startswith("shard-00001"))
-    for name, source in (("rejected.jsonl", "a.jsonl"), (shard, "b.jsonl")):
-        STORE.pipe_file(f"{OUT}/{name}", b"mine")
-        before = there()
-        assert_error(pack("--overwrite", "--on-error", "skip", source=source), 2, OUT, name)
-        assert there() == before
-        STORE.rm_file(f"{OUT}/{name}")
+    STORE.pipe_file(f"{OUT}/{shard}", b"mine")
+    before = there()
+    assert_error(pack("--overwrite", source="b.jsonl"), 2, OUT, shard)
+    assert there() == before
 
 
 def test_inputs_inside_the_output_are_refused() -> None:
-    STORE.pipe_file(f"{OUT}/a.jsonl", jsonl("a"))
-    assert_error(pack(source=f"{OUT}/a.jsonl"), 2, "lies inside the output")
     Path("out").mkdir()
     Path("out/a.jsonl").write_bytes(jsonl("a"))
     url = f"file://{Path.cwd()}/out"
@@ -175,7 +178,6 @@ def test_a_finished_result_is_replaced_only_when_asked(
     for name, content in mine.items():
         STORE.pipe_file(f"{OUT}/{name}", content)
     before, log = there(), list[tuple[str, str]]()
-    assert_error(pack(), 2, f"{OUT}: holds a finished result that differs: a.jsonl is new")
     again = packer("pack", "b.jsonl", *OPTIONS[:-1], "-o", OUT)
     assert (again.exit_code, f"{OUT}: up to date" in again.stderr) == (0, True)
     assert there() == before
