@@ -1,5 +1,5 @@
-"""What every packed row must satisfy, and every document of a tokenized directory, written once:
-for packer verify, stats, show and export, and for the tests, which hold every result to it.
+"""Rules that every packed row satisfies, and every document of a tokenized directory, written once:
+for packer verify, stats, show and export, and for the tests, which check every result by them.
 
 cu_seqlens      0 first, increasing, at most max_length last, at most max_segments steps
 cu_seqlens_padded  with a segment multiple: 0 first, each step that of cu_seqlens rounded up to
@@ -14,6 +14,8 @@ values          0 outside segments; finite; a bool 0 or 1; of records a value fo
 Segments lead back to documents: a document's pieces lie in the rows of one unit. Segments of a unit
 are kept as int64[4, segments]: the input, the document's position in it, the segment's first token
 in the document, its tokens.
+
+All rules of a row cost about as much as packing it; the boundaries alone cost a tenth.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
 _Flags = npt.NDArray[np.bool_]
 
 
-class Broken(NamedTuple):
-    """A broken rule: the first row (counted in the batch) that breaks it, and how many do."""
+class Violation(NamedTuple):
+    """A rule that some rows break: the first of them (counted in the batch), and their number."""
 
     row: int
     rule: str
@@ -56,7 +58,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What rules depend on. `highest_id`: the tokenizer's, None when not known."""
+    """Limits that rules compare rows with. `highest_id`: the tokenizer's, None if unknown."""
 
     max_length: int
     pad_token_id: int
@@ -74,14 +76,14 @@ class RowLimits:
         )  # fmt: skip
 
 
-def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
-    """All rules but those of where segments come from: see `broken_sources`."""
+def broken_rules(batch: Any, limits: RowLimits) -> list[Violation]:
+    """Check all rules but those of where segments come from: see `broken_sources`."""
     if broken := _broken_places(batch, limits):  # segments cannot be located
         return broken
     names, ids = batch.schema.names, rows_of(batch.column("input_ids"))
     position, real = _positions(batch, limits)
     pad, highest = limits.pad_token_id, limits.highest_id
-    # (rule, bool where it holds, values that it is of, what was expected)
+    # (rule, bool where it holds, the values that are checked, expected values)
     rules: list[tuple[str, _Flags, Any, Any]] = []
     rules.append(("input_ids holds a negative id", ids >= 0, ids, None))
     if highest is not None:
@@ -100,70 +102,64 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
         rule = "labels trains on padding or on a segment's first token"
         rules.append((rule, ignored | (real & (position > 0)), labels, None))
     if "position_ids" in names:
-        found, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
-        rules.append((f"position_ids {rule}", found == position, found, position))
-    for one in limits.columns:
-        if not one.is_of_segments:
-            values = rows_of(batch.column(one.name))
-            rule = f"{one.name} holds something other than 0 in padding"
-            rules.append((rule, real | _each(one, values == 0), values, None))
-            rules += [(*its, values, None) for its in _of_values(one, values)]
-    broken = [one for rule in rules for one in _broken(*rule)]
-    of_segments = broken_segments(batch, limits.columns)
-    for one in limits.columns if not of_segments else ():
-        if one.is_of_segments:
-            values, edges = lists_of(batch, one.name)
-            for rule, holds in _of_values(one, values):
-                of_row = np.logical_and.reduceat(holds, edges[:-1])
-                broken += _broken(rule, of_row, example=values[np.argmin(holds)])
-    return [*broken, *of_segments]
+        positions, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
+        rules.append((f"position_ids {rule}", positions == position, positions, position))
+    for column in limits.columns:
+        if not column.is_of_segments:
+            values = rows_of(batch.column(column.name))
+            rule = f"{column.name} holds something other than 0 in padding"
+            rules.append((rule, real | _every(column, values == 0), values, None))
+            rules += [(*checked, values, None) for checked in _value_rules(column, values)]
+    broken = [violation for rule in rules for violation in _violations(*rule)]
+    if of_segments := _broken_segments(batch, limits.columns):
+        return [*broken, *of_segments]
+    for column in limits.columns:
+        if column.is_of_segments:
+            values, edges = lists_of(batch, column.name)
+            for rule, holds in _value_rules(column, values):
+                broken += _violations_in_lists(rule, holds, edges, values)
+    return broken
 
 
-def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
-    """The broken rules that prevent taking segments out of rows; much faster than all rules."""
-    return _broken_places(batch, limits) or broken_segments(batch, limits.columns)
+def broken_boundaries(batch: Any, limits: RowLimits) -> list[Violation]:
+    """Check the rules that locate segments; much faster than all rules."""
+    return _broken_places(batch, limits) or _broken_segments(batch, limits.columns)
 
 
 def damage(batch: Any, packed: PackedDirectory) -> str:
-    """What makes a batch impossible to count or to take apart; "" for nothing."""
-    limits = RowLimits.of(packed.facts)
-    broken = broken_boundaries(batch, limits)
+    """Describe why a batch cannot be counted or taken apart; "" if it can."""
+    broken = broken_boundaries(batch, RowLimits.of(packed.facts))
     return f"is damaged: {broken[0].rule}{broken[0].detail}" if broken else ""
 
 
-def broken_sources(batch: Any, files: Int64) -> list[Broken]:
-    """The broken rules of where segments come from. `files`: the inputs that are possible.
+def broken_sources(batch: Any, files: Int64) -> list[Violation]:
+    """Check where segments come from. `files`: the inputs that are possible.
 
     `segments` must match `cu_seqlens`.
     """
     file, position, start = sources_of(batch)
     edges = batch.column("segments").offsets.to_numpy()
+    rules = (
+        ("file is not an input of its unit", np.isin(file, files), file),
+        ("position is negative", position >= 0, position),
+        ("start is negative", start >= 0, start),
+    )
     return [
-        broken
-        for name, holds, values in (
-            ("file is not an input of its unit", np.isin(file, files), file),
-            ("position is negative", position >= 0, position),
-            ("start is negative", start >= 0, start),
-        )
-        if not holds.all()
-        for broken in _broken(
-            f"segments: {name}",
-            np.logical_and.reduceat(holds, edges[:-1] - edges[0]),
-            example=values[np.argmin(holds)],
-        )
+        violation
+        for name, holds, values in rules
+        for violation in _violations_in_lists(f"segments: {name}", holds, edges - edges[0], values)
     ]
 
 
-def _broken(
-    name: str, holds: _Flags, values: Any = None, expected: Any = None, example: Any = None
-) -> list[Broken]:
-    """`holds` bool[rows], or bool[rows, max_length]; `values` and `expected` like it."""
+def _violations(
+    rule: str, holds: _Flags, values: Any = None, expected: Any = None
+) -> list[Violation]:
+    """`holds` bool[rows], or bool[rows, max_length]; `values` and `expected` alike."""
     of_row = holds if holds.ndim == 1 else holds.all(1)
     wrong = np.flatnonzero(~of_row)
     if not len(wrong):
         return []
-    row = int(wrong[0])
-    text = "" if example is None else f": {example}"
+    row, text = int(wrong[0]), ""
     if holds.ndim == 2:
         place = int(np.argmin(holds[row]))
         text = f": place {place} has {values[row, place]}"
@@ -171,58 +167,66 @@ def _broken(
             text += f", expected {expected[row, place]}"
     elif values is not None:
         text = f": {values[row]}"
-    return [Broken(row, name, text, len(wrong))]
+    return [Violation(row, rule, text, len(wrong))]
 
 
-def _broken_places(batch: Any, limits: RowLimits) -> list[Broken]:
-    """The broken rules of boundaries, by which segments are located."""
-    broken, multiple = broken_cu_seqlens(batch, limits), limits.segment_multiple
+def _violations_in_lists(rule: str, holds: _Flags, edges: Any, values: Any) -> list[Violation]:
+    """`holds` and `values` [s], of lists that begin at edges[:-1]."""
+    if holds.all():
+        return []
+    of_row = np.logical_and.reduceat(holds, edges[:-1])
+    found = _violations(rule, of_row)
+    return [one._replace(detail=f": {values[np.argmin(holds)]}") for one in found]
+
+
+def _broken_places(batch: Any, limits: RowLimits) -> list[Violation]:
+    """Check the boundaries by which segments are located."""
+    broken, multiple = _broken_cu_seqlens(batch, limits), limits.segment_multiple
     if broken or (multiple == 1 and PADDED_BOUNDARIES not in batch.schema.names):
         return broken
     boundaries, edges = lists_of(batch, "cu_seqlens")
-    places, own_edges = lists_of(batch, PADDED_BOUNDARIES)
-    as_many = np.diff(own_edges) == np.diff(edges)
+    places, edges_of_places = lists_of(batch, PADDED_BOUNDARIES)
+    as_many = np.diff(edges_of_places) == np.diff(edges)
     if not as_many.all():
-        return _broken(f"{PADDED_BOUNDARIES} does not match cu_seqlens", as_many)
+        return _violations(f"{PADDED_BOUNDARIES} does not match cu_seqlens", as_many)
     follows = np.diff(places, prepend=0) == padded(np.diff(boundaries, prepend=0), multiple)
     first, ends, most = places[edges[:-1]], places[edges[1:] - 1], limits.max_length
     name = f"{PADDED_BOUNDARIES} is not cu_seqlens in multiples of {multiple}"
     return [
-        *_broken(f"{PADDED_BOUNDARIES} does not begin with 0", first == 0, first),
-        *_broken(name, _but_first(follows, edges)),
-        *_broken(f"{PADDED_BOUNDARIES} ends beyond {most}", ends <= most, ends),
+        *_violations(f"{PADDED_BOUNDARIES} does not begin with 0", first == 0, first),
+        *_violations(name, _but_first(follows, edges)),
+        *_violations(f"{PADDED_BOUNDARIES} ends beyond {most}", ends <= most, ends),
     ]
 
 
-def broken_cu_seqlens(batch: Any, limits: RowLimits) -> list[Broken]:
-    """The broken rules of `cu_seqlens`, which the batches that a view stores have, too."""
+def _broken_cu_seqlens(batch: Any, limits: RowLimits) -> list[Violation]:
     boundaries, edges = lists_of(batch, "cu_seqlens")
     sizes = np.diff(edges)
     if (sizes < 2).any():
-        return _broken("cu_seqlens has fewer than two boundaries", sizes >= 2)
+        return _violations("cu_seqlens has fewer than two boundaries", sizes >= 2)
     first, used, most = boundaries[edges[:-1]], boundaries[edges[1:] - 1], limits.max_length
     increases = np.diff(boundaries, prepend=0) > 0
     broken = [
-        *_broken("cu_seqlens does not begin with 0", first == 0, first),
-        *_broken("cu_seqlens does not increase", _but_first(increases, edges)),
-        *_broken(f"cu_seqlens ends outside 1..{most}", (used >= 1) & (used <= most), used),
+        *_violations("cu_seqlens does not begin with 0", first == 0, first),
+        *_violations("cu_seqlens does not increase", _but_first(increases, edges)),
+        *_violations(f"cu_seqlens ends outside 1..{most}", (used >= 1) & (used <= most), used),
     ]
     if limits.max_segments:
         name = f"cu_seqlens has more than {limits.max_segments} segments"
-        broken += _broken(name, sizes - 1 <= limits.max_segments, sizes - 1)
+        broken += _violations(name, sizes - 1 <= limits.max_segments, sizes - 1)
     return broken
 
 
 def _but_first(holds: _Flags, edges: Int64) -> _Flags:
-    """bool[rows]: whether it holds for all values of a row but its first."""
+    """Return bool[rows]: True if `holds` is for all values of a row but its first."""
     holds[edges[:-1]] = True
     of_row: _Flags = np.logical_and.reduceat(holds, edges[:-1])
     return of_row
 
 
 def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
-    """What the boundaries say about each place, [rows, max_length]: how many tokens after its
-    segment or the row's padding begins, and whether there is a token.
+    """Return for each place, [rows, max_length], the tokens since its segment or the row's padding
+    began, and True if there is a token.
     """
     length, shape = limits.max_length, (batch.num_rows, limits.max_length)
     name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
@@ -237,34 +241,42 @@ def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
     return position, position < np.repeat(tokens, lengths).reshape(shape)
 
 
-def _of_values(column: ValueColumn, values: Any) -> Iterator[tuple[str, _Flags]]:
-    """(rule, where it holds) of what a column of values has for tokens, or for records."""
+def _value_rules(column: ValueColumn, values: Any) -> Iterator[tuple[str, _Flags]]:
+    """Yield (rule, where it holds) of a column's values, of tokens or of records."""
     if column.is_float:
         finite = np.isfinite(as_numbers(column, values))
-        yield f"{column.name} holds a value that is not finite", _each(column, finite)
+        yield f"{column.name} holds a value that is not finite", _every(column, finite)
     if column.type == "bool":
-        yield f"{column.name} holds neither 0 nor 1", _each(column, values <= 1)
+        yield f"{column.name} holds neither 0 nor 1", _every(column, values <= 1)
 
 
-def _each(column: ValueColumn, holds: _Flags) -> _Flags:
-    """Whether it holds for all values of a token, or of a record."""
+def _every(column: ValueColumn, holds: _Flags) -> _Flags:
+    """Reduce the K values of a token, or of a record, to one flag."""
     return holds if column.count is None else np.asarray(holds.all(-1))
 
 
-def broken_segments(batch: Any, columns: Sequence[ValueColumn] = ()) -> list[Broken]:
-    """The broken rules of columns with a value for each segment. The boundaries must be sound."""
-    offsets = segments_of(batch)[2]
-    for name in ("segments", *(one.name for one in columns if one.is_of_segments)):
+def _broken_segments(batch: Any, columns: Sequence[ValueColumn]) -> list[Violation]:
+    """Check the numbers of values in columns with one for each segment. The boundaries must be
+    valid.
+    """
+    expected = np.diff(segments_of(batch)[2])
+    for name in ("segments", *(column.name for column in columns if column.is_of_segments)):
         if name in batch.schema.names:
             counts = np.diff(batch.column(name).offsets.to_numpy())
-            holds = counts == np.diff(offsets)
-            if broken := _broken(f"{name} does not match cu_seqlens", holds, counts):
+            if broken := _violations(
+                f"{name} does not match cu_seqlens", counts == expected, counts
+            ):
                 return broken
     return []
 
 
+# --- segments of rows, and documents of segments
+
+
 def sources_of(batch: Any) -> Int64:
-    """int64[3, segments] (file, position, start) of a batch's rows; 0 where they do not say."""
+    """Return (file, position, start) of the segments of a batch, int64[3, segments]; 0 if rows do
+    not have them.
+    """
     if "segments" not in batch.schema.names:
         return np.zeros((3, len(segments_of(batch)[0])), np.int64)
     parts = batch.column("segments").flatten().flatten()
@@ -272,12 +284,12 @@ def sources_of(batch: Any) -> Int64:
 
 
 def segments_in(batch: Any) -> Int64:
-    """int64[4, segments] (file, position, start, length) of a batch's rows."""
+    """Return (file, position, start, length) of the segments of a batch, int64[4, segments]."""
     return np.concatenate([sources_of(batch), segments_of(batch)[1][None]])
 
 
 class GroupedSegments(NamedTuple):
-    """How a unit's segments make documents.
+    """Segments of a unit, grouped to documents.
 
     order     int64[segments]: by input, position and start
     segments  int64[4, segments] in this order
@@ -290,13 +302,15 @@ class GroupedSegments(NamedTuple):
 
     @property
     def tokens(self) -> Int64:
-        """int64[documents] in rows."""
+        """Tokens of each document in rows, int64[documents]."""
         tokens: Int64 = np.add.reduceat(self.segments[3], self.first[:-1])
         return tokens
 
     def expected_starts(self, *, whole: bool) -> Int64:
-        """int64[segments]: where the segment before it in its document ends. `whole`: the first
-        one starts at the document's first token; else where it does.
+        """Return the places in its document where each segment must start, int64[segments]: at the
+        end of the segment before.
+
+        whole  the first one starts at the document's first token, otherwise anywhere
         """
         _, _, start, length = self.segments
         first = self.first[:-1]
@@ -306,7 +320,7 @@ class GroupedSegments(NamedTuple):
 
 
 def documents_of(segments: Int64) -> GroupedSegments:
-    """The documents of one unit's segments."""
+    """Group the segments of one unit to documents."""
     file, position, start, _ = segments
     order = np.lexsort((start, position, file))
     ordered = segments[:, order]
@@ -315,38 +329,39 @@ def documents_of(segments: Int64) -> GroupedSegments:
     return GroupedSegments(order, ordered, np.append(np.flatnonzero(begins), len(order)))
 
 
-# Documents of tokenized directories
+# --- documents of tokenized directories
 
 
 def sound_batches(
     tokenized: TokenizedDirectory, number: int, highest: int | None = None
 ) -> Iterator[tuple[Any, Any]]:
-    """(batch, the same documents' part of the index) of shard `number`.
+    """Yield (batch, the same documents' part of the index) of shard `number`.
 
-    Raises DataError for the first document that breaks a rule, or that the index has otherwise.
+    highest  the highest id of the tokenizer; None if it is unknown
+
+    Raises DataError for the first document that breaks a rule, or that differs from the index.
     """
     shard, first = tokenized.shards[number], 0
     path, inputs = tokenized.path / shard.file, len(tokenized.facts.inputs)
     index = pa.Table.from_batches(tokenized.index_batches(number)).combine_chunks()
     for batch in tokenized.stored(shard):
-        own = index.slice(first, len(batch))
+        indexed = index.slice(first, len(batch))
         for at, text in chain(
             _broken_documents(batch, highest, inputs, tokenized.value_columns.values()),
-            _other_index(batch, own),
+            _index_differences(batch, indexed),
         ):
             raise DataError(f"{path}: document {first + at}: {text}", AGAIN)
         first += len(batch)
-        yield batch, own
+        yield batch, indexed
 
 
 def _broken_documents(
     batch: Any, highest: int | None, inputs: int, columns: Iterable[ValueColumn]
 ) -> Iterator[tuple[int, str]]:
-    """(document, what is wrong with it) of a batch, at most one of each kind.
+    """Yield (document, broken rule) of a batch, at most one of each kind.
 
-    highest  the highest id there may be; None where that is not known
-    inputs   how many inputs there are
-    columns  its columns of values
+    inputs   the number of inputs
+    columns  the directory's columns of values
     """
     ids, offsets = lists_of(batch, "input_ids")
     highest = np.iinfo(np.int32).max if highest is None else highest
@@ -359,8 +374,8 @@ def _broken_documents(
         yield at, f"is of input {file[at]}, there are {inputs}"
     for at in np.flatnonzero(lengths == 0)[:1].tolist():
         yield at, "has no tokens"
-    for one in columns:
-        yield from _broken_values(batch, one, offsets)
+    for column in columns:
+        yield from _broken_values(batch, column, offsets)
     if "trained" not in batch.schema.names:
         return
     edges, offsets = lists_of(batch, "trained")
@@ -370,31 +385,33 @@ def _broken_documents(
     outside = (edges < 0) | (edges > lengths[of])
     outside[:-1] |= (edges[1:] <= edges[:-1]) & (of[1:] == of[:-1])
     for at in of[outside][:1].tolist():
-        shown = edges[offsets[at] : offsets[at + 1]][:6].tolist()
-        yield at, f"its trained is {shown}, not ascending within its {lengths[at]} tokens"
+        first_edges = edges[offsets[at] : offsets[at + 1]][:6].tolist()
+        yield at, f"its trained is {first_edges}, not ascending within its {lengths[at]} tokens"
 
 
 def _broken_values(batch: Any, column: ValueColumn, offsets: Int64) -> Iterator[tuple[int, str]]:
-    """(document, what is wrong with its values), at most one of each kind."""
+    """Yield (document, broken rule of its values), at most one of each kind."""
     values, edges = values_in(batch, column), np.arange(len(offsets))
     if not column.is_of_segments:
         edges = lists_of(batch, column.name)[1]
         counts, lengths = np.diff(edges), np.diff(offsets)
         for at in np.flatnonzero(counts != lengths)[:1].tolist():
             yield at, f"has {counts[at]} values of {column.name}, and {lengths[at]} tokens"
-    for rule, holds in _of_values(column, values):
+    for rule, holds in _value_rules(column, values):
         for at in np.flatnonzero(~holds)[:1].tolist():
             yield int(np.searchsorted(edges, at, side="right")) - 1, f"{rule}: {values[at]}"
 
 
-def _other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
-    """(document, text) where a batch and its part of the index differ, one of each kind."""
+def _index_differences(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
+    """Yield (document, text) for differences of a batch from its part of the index, one of each
+    kind.
+    """
     ids, offsets = lists_of(batch, "input_ids")
-    made = {"length": np.diff(offsets), "trained_tokens": _trained_tokens(batch)}
-    for name, own in made.items():
+    counts = {"length": np.diff(offsets), "trained_tokens": _trained_tokens(batch)}
+    for name, counted in counts.items():
         listed = index.column(name).to_numpy()
-        for at in np.flatnonzero(own != listed)[:1].tolist():
-            yield at, f"its {name} is {own[at]}, the index says {listed[at]}"
+        for at in np.flatnonzero(counted != listed)[:1].tolist():
+            yield at, f"its {name} is {counted[at]}, the index says {listed[at]}"
     hashes = content_hashes(ids.view(np.uint32), offsets)
     stored = b"".join(index.column("content_hash").to_pylist())
     different = (hashes != np.frombuffer(stored, np.uint64).reshape(-1, 2)).any(axis=1)

@@ -56,8 +56,8 @@ from packer_cli.result.manifest import (
 from packer_cli.result.opening import Paths, opened
 from packer_cli.result.reader import PackedDirectory, Stored
 from packer_cli.result.rules import (
-    Broken,
     RowLimits,
+    Violation,
     broken_rules,
     broken_sources,
     documents_of,
@@ -401,7 +401,7 @@ class RowChecks(Checks):
         self._limits = RowLimits.of(packed.facts, self.highest)
 
     def read(self, shard: Shard, counts: Counts, places: list[Int64]) -> Iterator[str]:
-        config, rules, first = self._config, dict[str, Broken](), 0
+        config, rules, first = self._config, dict[str, Violation](), 0
         values = dict[str, Measured]()
         for batch in self._packed.batches(shard):
             self.findings.stop_if_asked()
@@ -422,7 +422,7 @@ class RowChecks(Checks):
         if not rules and not config.view:
             yield from _other_values(values, shard)
 
-    def _broken(self, batch: Any, unit: int) -> list[Broken]:
+    def _broken(self, batch: Any, unit: int) -> list[Violation]:
         step = max(1, _CHUNK_TOKENS // self._config.max_length)
         broken = [
             error._replace(row=begin + error.row)
