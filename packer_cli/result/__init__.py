@@ -1,1 +1,1 @@
-"""What a result is, for those who write it and those who read it."""
+"""Results: their files, written and read."""

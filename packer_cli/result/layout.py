@@ -1,5 +1,5 @@
-"""The files of a result: their names, against which names in other files are checked, and what is
-known of a shard without opening it. Imports no Arrow, so `stats` is instant.
+"""Files of a result: their names, and descriptions of shards that need not be opened for it. Does
+not import Arrow, so `stats` is instant.
 
 A shard's name ends in the beginning of its content's digest. So shards of two results never share
 a name unless they share every byte, both can lie in one directory, and a manifest put in the place
@@ -25,7 +25,7 @@ from packer_cli.errors import os_errors
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-# Of a result that missed --max-loss: whole, but nobody must mistake it for a good one.
+# Of a result that missed --max-loss: whole, but not to be taken for a good one.
 INCOMPLETE = "manifest.incomplete.json"
 PART = ".part"  # ends the name of a file that is being written
 WORK = ".packer"  # in the output, while a run writes, and after one that failed
@@ -65,8 +65,8 @@ _Kind = TypeVar("_Kind")
 
 
 def built(kind: type[_Kind]) -> type[_Kind]:
-    """The class, with all that msgspec knows of its fields. msgspec gathers that when it first
-    meets a type, without a lock: two threads that do so at once end the process.
+    """Let msgspec gather what it knows of a class, which it does without a lock when it first uses
+    a type: two threads that do so at once end the process.
     """
     msgspec.json.Decoder(kind)
     return kind
@@ -74,7 +74,7 @@ def built(kind: type[_Kind]) -> type[_Kind]:
 
 @built
 class Shard(Struct, omit_defaults=True, rename={"values": "carried"}):
-    """One finished file, as the manifest and the records of units describe it.
+    """Description of a finished file in the manifest and the records of units.
 
     values  of each carried column, without padding; {} for views, whose shards have none
     """
@@ -91,49 +91,51 @@ class Shard(Struct, omit_defaults=True, rename={"values": "carried"}):
 
     @classmethod
     def begun(cls, file: str, unit: int) -> Shard:
-        """A shard that is being written: nothing is counted yet."""
+        """Return a shard that is being written: nothing is counted yet."""
         return cls(file, unit, 0, 0, 0, 0, 0, "")
 
 
 def add_measured(total: dict[str, Measured], more: Mapping[str, Measured]) -> None:
-    """Add what some values of columns are to what others are. OUT total."""
-    for name, its in more.items():
-        number, low, high, add = total.get(name, (0, its[1], its[2], 0.0))
-        total[name] = number + its[0], min(low, its[1]), max(high, its[2]), add + its[3]
+    """Add measured values of columns to those of others. INOUT total."""
+    for name, (count, low, high, values) in more.items():
+        before = total.get(name, (0, low, high, 0.0))
+        total[name] = (
+            before[0] + count, min(before[1], low), max(before[2], high), before[3] + values,
+        )  # fmt: skip
 
 
 def unnamed_shard(kind: str, unit: int, part: int) -> str:
-    """What a shard is called until it has a digest."""
+    """Return the name of a shard that has no digest yet."""
     return f"{kind}-{unit:05d}-{part:03d}.arrow"
 
 
 def named_by_digest(unnamed: str, sha256: str) -> str:
-    """The name of a shard that was called `unnamed`."""
+    """Return the name of a shard that was called `unnamed`."""
     return f"{unnamed.removesuffix('.arrow')}-{sha256[:16]}.arrow"
 
 
 def is_named_by_content(name: str) -> bool:
-    """Whether a name is that of a shard, which tells its bytes by their digest."""
+    """True for the name of a shard, which ends in a digest of its content."""
     return bool(re.match(_SHARD_PATTERN, name))
 
 
 def is_result_file(name: str) -> bool:
-    """Whether a packed directory may have a file of this name, its manifests excepted."""
+    """True if a packed directory may have a file of this name, apart from its manifest."""
     return name in SIDE_FILES or is_named_by_content(name)
 
 
 def kind_of(shard: str) -> str:
-    """What a shard of this name holds: ROWS, DOCUMENTS or an INDEX."""
+    """Return ROWS, DOCUMENTS or INDEX for the name of a shard."""
     return shard.partition("-")[0]
 
 
 def short_name(shard: str) -> str:
-    """For people: what tells it from the other shards of its directory."""
+    """Return the part of a shard's name that is unique in its directory."""
     return re.sub(r"-[0-9a-f]{16}\.arrow\Z", "", shard)
 
 
 def problem_of(path: Path, shard: Shard) -> str:
-    """Why a file cannot be the shard, without reading it; "" if it can."""
+    """Describe why a file cannot be the shard, without reading it; "" if it can be."""
     try:
         status = path.stat()
     except OSError:
@@ -150,9 +152,9 @@ def problem_of(path: Path, shard: Shard) -> str:
 def name_by_content(
     folder: Path, shard: Shard, stopped: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Find a written shard's size and digest, and name its file by these.
+    """Find a written shard's size and digest, and name its file by these. INOUT shard.
 
-    False where `stopped` ended that early. Raises DataError when it cannot be read or renamed.
+    Returns False if `stopped` ended that early. Raises DataError if it cannot be read or renamed.
     """
     written = folder / shard.file
     shard.bytes, shard.sha256 = digest(written, stopped)
@@ -169,15 +171,17 @@ def digest(
     stopped: Callable[[], bool] = lambda: False,
     listed: int | None = None,
 ) -> tuple[int, str]:
-    """(size, sha256) of a file; ends early, with a wrong result, once `stopped` says so. One of
-    another size than `listed` is not read: it may be sparse, and larger than any disk.
+    """Return (size, sha256) of a file, or URL.
 
-    `path` may be a URL. Raises DataError when it cannot be read.
+    stopped  ends early, with a wrong result, once it returns True
+    listed   expected size: another file is not read, for it may be sparse, and larger than any disk
+
+    Raises DataError if it cannot be read.
     """
     with os_errors(path):
-        found = storage.stat(os.fspath(path)) if listed is not None else None
-        if found is not None and found.regular and found.size != listed:
-            return found.size, ""
+        status = storage.stat(os.fspath(path)) if listed is not None else None
+        if status is not None and status.regular and status.size != listed:
+            return status.size, ""
     sha, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_HASH_BYTES))
     with os_errors(path), storage.open_bytes(os.fspath(path), _FETCHED_BYTES) as file:
@@ -188,12 +192,12 @@ def digest(
 
 
 def saved_dataset(files: Iterable[str], identity: str) -> dict[str, bytes]:
-    """The files, by name, with which `datasets.load_from_disk` opens a directory of Arrow streams.
+    """Return the files, by name, with which `datasets.load_from_disk` opens a directory of Arrow
+    streams.
 
-    `files`: the streams, in their order.
-
-    `identity` distinguishes the data from all others: `datasets` keeps what it derives from them
-    under its fingerprint.
+    files     names of the streams, in their order
+    identity  distinguishes the data from all others: `datasets` keeps what it derives from them
+              under its fingerprint
     """
     state: dict[str, object] = {
         "_data_files": [{"filename": file} for file in files],

@@ -1,15 +1,14 @@
-"""What a manifest says: what went in, what came out, under which configuration, and what follows
-from it: the options of the run, the shape of records, and why it is incomplete.
+"""Manifests: inputs, outputs and configuration of a finished result.
 
-    load(directory) -> Manifest     of packed rows, also at a URL
-    load_tokenized(directory)       of tokenized documents
-    load_any(directory)             of either
-    load_as_is(directory)           also of one that nobody should read rows from
+    load(directory) -> Manifest     packed rows, also at a URL
+    load_tokenized(directory)       tokenized documents
+    load_any(directory)             either
+    load_as_is(directory)           also an incomplete result, or half of a replaced split
 
-It holds nothing that differs between two runs of the same command: no times, no host, no number of
-workers. It is written last, so its presence means that the run is complete. A side of a recipe's
-split has its other side beside it, of the same run: halves of two runs may have documents of one in
-both.
+A manifest holds nothing that differs between two runs of the same command: no times, no host, no
+number of workers. It is written last, so its presence means that the run is complete. A side of a
+recipe's split has its other side beside it, of the same run: halves of two runs may both have the
+same document.
 """
 
 from __future__ import annotations
@@ -68,14 +67,14 @@ _ANEW = "pack the data again"
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 _WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
-_CLOSE = 0.001  # shares of the whole that are farther off are told
+_CLOSE = 0.001  # shares of the whole that are farther off are reported
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 _Shares = Annotated[list[Count], Meta(min_length=21, max_length=21)]
 
 
 class TokenizerInfo(Struct, frozen=True):
-    """What encoded the documents. `sha256` "": the built-in bytes. `prefix` and `suffix`, which
-    are put around every document, are unset where not all documents have the same around them.
+    """Tokenizer that encoded the documents. `sha256` "": the built-in bytes. `prefix` and `suffix`
+    are put around every document; unset if documents have different ones.
     """
 
     source: str
@@ -91,13 +90,13 @@ class TokenizerInfo(Struct, frozen=True):
 
 
 class DocumentHistograms(Struct, frozen=True):
-    """Histograms of `Counts` that concern documents."""
+    """Histograms of `Counts` over documents."""
 
     document_length: _Powers
 
 
 class Histograms(DocumentHistograms, frozen=True):
-    """Histograms of `Counts`."""
+    """Histograms of `Counts` over documents and rows."""
 
     row_fill: _Shares
     segments_per_row: _Powers
@@ -115,17 +114,20 @@ class Cost(Struct, frozen=True):
 
 
 class AttentionCosts(Struct, frozen=True):
-    """Without balancing, and with it."""
+    """Cost of attention without balancing, and with it."""
 
     before: Cost
     after: Cost
 
 
 class Input(InputTotals, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's may
-    """An input, and the totals of its records. `path`: as `storage.absolute` has it. `version`: as
-    in `InputFile`. `sha256` "": of stdin and URLs. `format`: of tokenized directories, whose
-    manifests' names do not tell. `shape`: the `Shape.name` of its records, where not all inputs
-    have the same.
+    """An input, and the totals of its records.
+
+    path     as `storage.absolute` returns it
+    version  as in `InputFile`
+    sha256   "" for stdin and URLs
+    format   of a tokenized directory, whose manifest's name does not show it
+    shape    the `Shape.name` of its records, if inputs have different ones
     """
 
     path: str
@@ -137,23 +139,23 @@ class Input(InputTotals, frozen=True, kw_only=True):  # type: ignore[misc]  # ms
 
     @property
     def name(self) -> str:
-        """For people: from the current directory on, and a directory rather than its manifest."""
+        """Path for messages: from the current directory on, and a directory, not its manifest."""
         path = storage.shown(self.path)
         return (os.path.dirname(path) or ".") if self.format == TOKENIZED else path
 
     def format_then(self, input_format: str | None) -> str | None:
-        """What it was read as, with the run's --input-format; None for stdin without one."""
+        """Return the format of a run with this --input-format; None for stdin without one."""
         return self.format or input_format or format_of(self.path)[0]
 
 
 class SourceStats(Struct, frozen=True):
-    """A source of a recipe. `amount` and `available` count tokens as `config.mixture.count` says.
+    """A source of a recipe. Amounts count tokens by `config.mixture.count`.
 
     inputs               first and last + 1 of its inputs
     documents, available  in one epoch: without those held out, dropped or equal to others
-    asked, taken         how much was asked for, and chosen
-    held_out_documents   which are held out for validation
-    duplicate_documents  left out: an equal one is there
+    asked, taken         amount that the recipe asks for, and that was taken
+    held_out_documents   held out for validation
+    duplicate_documents  left out because an equal one was taken
     """
 
     name: str
@@ -167,17 +169,17 @@ class SourceStats(Struct, frozen=True):
 
     @property
     def epochs(self) -> float:
-        """How often its documents were taken."""
+        """Times that its documents were taken."""
         return self.taken / self.available if self.available else 0.0
 
 
 class ReachedShare(Struct, frozen=True):
-    """How near whole documents come to what is asked of a source.
+    """Share of the whole that a source reaches with whole documents.
 
-    asked, taken  as of `SourceStats`
-    off           by how much its share of the whole is off
-    document      what the document at the end of what is taken counts for: with it, or without it,
-                  the source would be farther off; 0 where others make its share what it is
+    asked, taken  as in `SourceStats`
+    off           difference of its share of the whole from the one asked
+    document      amount of the last document taken: with one more, or without it, the source would
+                  be farther off; 0 if other sources cause the difference
     """
 
     source: str
@@ -188,16 +190,16 @@ class ReachedShare(Struct, frozen=True):
 
     @property
     def is_missed(self) -> bool:
-        """Whether the share is so far off that it is told."""
+        """True if the share is so far off that it is reported."""
         return self.off > _CLOSE
 
 
 class SourceRecords(Struct, frozen=True):
-    """What tokenizing a source of a recipe has counted, of records that were read once each,
-    however often its documents are taken, and on whichever side of a split they are.
+    """Counts of tokenizing a source of a recipe. Each record is read once, however often its
+    documents are taken, and for both sides of a split.
 
     totals  `DOCUMENT_TOTALS` of its tokenized directories, without those that are 0
-    unread  as theirs
+    unread  fields that nothing reads, as in `Counts`
     """
 
     name: str
@@ -213,9 +215,9 @@ class Unit(Struct, frozen=True):
 
 
 class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
-    """What the manifests of all results have, whose values are checked to have the types here.
+    """Manifest of any result. Values are checked to have these types.
 
-    Made by `of`, which keeps the whole document, with what newer packers have added to it.
+    `of` makes it and keeps the whole document, with anything that newer packers have added.
     """
 
     format_version: int
@@ -240,8 +242,8 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
-        """Raises ValueError for what no reader can work with, and for options that no run can
-        have.
+        """Make a manifest of plain JSON values. Raises ValueError if a value that readers need is
+        missing or invalid, and for options that no run can have.
         """
         try:
             config = _config(document.get("config"), cls.options)
@@ -256,28 +258,30 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
 
     @property
     def document(self) -> dict[str, Any]:
-        """The whole file as plain JSON values, with those that this packer does not know."""
+        """The whole file as plain JSON values, also those that this packer does not know."""
         content: dict[str, Any] = self.__dict__["document"]
         return content
 
     @property
     def pad_token_id(self) -> int:
-        """The id in the padding of rows: 0 for ids that came without a tokenizer."""
+        """Id in the padding of rows: 0 for ids that came without a tokenizer."""
         return self.tokenizer.pad_token_id if self.tokenizer else 0
 
     @property
     def tokenizer_sha256(self) -> str:
-        """The tokenizer's digest, as shards have it; "" for ids and built-in bytes."""
+        """Digest of the tokenizer, as shards have it; "" for ids and built-in bytes."""
         return self.tokenizer.sha256 if self.tokenizer else ""
 
     def shards_of_units(self) -> list[list[Shard]]:
-        """A document's pieces lie in one unit, perhaps in several of its shards."""
+        """Return the shards of each unit. A document's pieces lie in one unit, perhaps in several
+        of its shards.
+        """
         return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]
 
 
 @built
 class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
-    """The description of a packed directory, or a view."""
+    """Manifest of a packed directory, or a view."""
 
     counted_by_input = OF_INPUTS
     command = "pack"
@@ -299,27 +303,27 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
 
     @property
     def side(self) -> str | None:
-        """Which side of a recipe's split it is, if it has one."""
+        """Side of a recipe's split; None without a split."""
         mixture = self.config.mixture
         return mixture.part if mixture and mixture.is_split else None
 
     def source_of(self, file: int) -> str | None:
-        """The name of the recipe's source that an input belongs to."""
+        """Return the name of the recipe's source that an input belongs to."""
         return next(
             (one.name for one in self.sources if one.inputs[0] <= file < one.inputs[1]), None
         )
 
     @property
     def is_from_tokenized(self) -> bool:
-        """Whether the inputs are tokenized directories: manifests, whose documents are tokens."""
+        """True if the inputs are tokenized directories: manifests, whose documents are tokens."""
         names = {storage.base_name(one.path) for one in self.inputs}
         return self.config.shape == "tokens" and names == {MANIFEST}
 
 
 @built
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
-    """The description of a tokenized directory. Its `shards` are those of the documents, each
-    followed by the index of the same documents.
+    """Manifest of a tokenized directory. Each of its `shards` of documents is followed by the
+    index of the same documents.
     """
 
     counted_by_input = tuple(
@@ -330,14 +334,14 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
 
 
 def shares(sources: Sequence[SourceStats]) -> list[tuple[float, float]]:
-    """(asked, reached) of every source: its share of what all have."""
+    """Return (asked, reached) of every source, as shares of the whole."""
     asked, reached = sum(one.asked for one in sources), sum(one.taken for one in sources)
     return [(one.asked / asked if asked else 0.0, one.taken / reached if reached else 0.0)
             for one in sources]  # fmt: skip
 
 
 def sources_as_json(sources: Sequence[SourceStats]) -> list[dict[str, Any]]:
-    """Sources as the manifest has them, with the epochs and shares that follow."""
+    """Return sources as in the manifest, with the epochs and shares computed from them."""
     return [
         asdict(one) | {"epochs": one.epochs, "share_asked": asked, "share_reached": reached}
         for one, (asked, reached) in zip(sources, shares(sources), strict=True)
@@ -345,7 +349,7 @@ def sources_as_json(sources: Sequence[SourceStats]) -> list[dict[str, Any]]:
 
 
 def by_source(manifest: Manifest) -> list[dict[str, Any]]:
-    """Sums, for every source, of the totals of its inputs."""
+    """Sum the totals of each source's inputs."""
     return [
         {"name": source.name}
         | {
@@ -357,8 +361,8 @@ def by_source(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _config(given: Any, kind: type[DocumentConfig]) -> DocumentConfig:
-    """The options in a manifest, without a shape where each input has its own. Raises ValueError
-    for those that no run can have.
+    """Return the options in a manifest, without a shape if each input has its own. Raises
+    ValueError for options that no run can have.
     """
     try:
         if isinstance(given, dict) and given.get("shape") == MIXED:  # none was asked for
@@ -374,7 +378,7 @@ def _config(given: Any, kind: type[DocumentConfig]) -> DocumentConfig:
 
 
 def shape_of(manifest: Result) -> Shape:
-    """What the records are, but for the names of their fields."""
+    """Return the shape of the records, without the names of their fields."""
     config = manifest.document["config"]
     names = dict.fromkeys(one.shape for one in manifest.inputs if one.shape)
     if names:
@@ -390,8 +394,8 @@ def shape_of(manifest: Result) -> Shape:
 
 
 def run_of_sides(document: dict[str, Any]) -> str:
-    """What the manifests of both sides of a split have in common, and no other's: a digest of the
-    options and the inputs. `document`: either of them.
+    """Return a digest of options and inputs that the manifests of both sides of a split share with
+    no other. `document`: one of the two.
     """
     config = {name: one for name, one in document["config"].items() if name not in LIMITS}
     config["mixture"] = {name: one for name, one in config["mixture"].items() if name != "part"}
@@ -401,9 +405,9 @@ def run_of_sides(document: dict[str, Any]) -> str:
 
 
 def why_incomplete(max_loss: float | None, tokens: int, truncated: int, dropped: int) -> str | None:
-    """The reason to mark a result incomplete; None when --max-loss allows what was lost.
+    """Return the reason to mark a result incomplete; None if --max-loss allows its loss.
 
-    Takes the tokens in rows, and those truncated and dropped.
+    tokens, truncated, dropped  numbers of tokens in rows, and of those lost
     """
     lost = (truncated + dropped) / max(tokens + truncated + dropped, 1)
     if max_loss is None or lost <= max_loss:
@@ -418,9 +422,10 @@ def why_incomplete(max_loss: float | None, tokens: int, truncated: int, dropped:
 
 
 def load(directory: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a packed directory or a view that is finished, or of one at a URL. DataError
-    when there is none, this packer cannot read it, or it is a side of a split whose other side is
-    of another run, or not finished.
+    """Load the manifest of a finished packed directory or view, also at a URL.
+
+    Raises DataError if there is none, if this packer cannot read it, and if it is a side of a split
+    whose other side is of another run, or not finished.
     """
     manifest = load_any(directory)
     if not isinstance(manifest, Manifest):
@@ -433,7 +438,7 @@ def load(directory: str | os.PathLike[str]) -> Manifest:
 
 
 def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
-    """The manifest of a tokenized directory that is finished. Raises as `load`."""
+    """Load the manifest of a finished tokenized directory. Raises as `load`."""
     manifest = load_any(directory)
     if not isinstance(manifest, TokenizedManifest):
         raise DataError(
@@ -444,8 +449,9 @@ def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
 
 
 def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifest:
-    """The manifest of a result of any kind, also of one that is marked incomplete, and of a side of
-    a split whatever the other side is. Raises DataError where there is none, or it is damaged.
+    """Load the manifest of a result of any kind, also of one that is marked incomplete, and of a
+    side of a split without looking at the other. Raises DataError if there is none, or if it is
+    damaged.
     """
     name = os.fspath(directory)
     path = _manifest_in(name)
@@ -460,7 +466,7 @@ def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifes
 
 
 def _manifest_in(name: str) -> str | None:
-    """The path of a result's manifest, also of one that is marked incomplete."""
+    """Return the path of a result's manifest, also of one that is marked incomplete."""
     paths = (storage.join(name, one) for one in (MANIFEST, INCOMPLETE))
     return next(filter(storage.is_file, paths), None)
 
@@ -468,9 +474,9 @@ def _manifest_in(name: str) -> str | None:
 def load_any(
     directory: str | os.PathLike[str], *, incomplete_too: bool = False
 ) -> Manifest | TokenizedManifest:
-    """The manifest of a finished result of any kind. Raises as `load`.
+    """Load the manifest of a finished result of any kind. Raises as `load`.
 
-    `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why.
+    `incomplete_too`: also of one that is marked incomplete; `incomplete` is the reason.
     """
     name = os.fspath(directory)
     for _ in range(_WAITS):
@@ -494,7 +500,7 @@ def load_any(
 
 
 def replaced(directory: str | os.PathLike[str], manifest: Result) -> DataError | None:
-    """The error to raise when another result has taken the place of that with this manifest."""
+    """Return the error to raise if another result has taken the place of this manifest's."""
     try:
         now = load_as_is(directory).sha256
     except DataError:
@@ -506,7 +512,9 @@ def replaced(directory: str | os.PathLike[str], manifest: Result) -> DataError |
 
 
 def other_side(name: str, manifest: Result) -> str | None:
-    """Where the other side of a split is to be; None for what is no side, or lies by itself."""
+    """Return the path of the other side of a split; None for other results, and for a side that
+    lies by itself.
+    """
     side = manifest.side if isinstance(manifest, Manifest) else None
     named = name.rstrip("/")
     if not storage.is_url(name) and os.path.basename(named) != side:
@@ -519,7 +527,7 @@ def other_side(name: str, manifest: Result) -> str | None:
 
 
 def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:
-    """Whether the side at `other` is of the run of `manifest`, or is not there at all."""
+    """True if the side at `other` is of the run of `manifest`, or missing."""
     try:
         half = load_as_is(other)
     except (PackerError, OSError):  # it is not there, or says itself what is wrong with it
@@ -536,7 +544,7 @@ def _no_result(name: str) -> PackerError:
     except PermissionError as error:
         return from_os_error(error, name, "read")
     except OSError:
-        pass  # what is missing is told below
+        pass  # it is missing: reported below
     if storage.kind(name) != "folder":
         what = "not a directory" if storage.kind(name) else "no such directory"
         return NoSuchDirectoryError(f"{name}: {what}", _WHAT_TO_GIVE)
@@ -557,7 +565,7 @@ def _no_result(name: str) -> PackerError:
 
 
 def splits_of(directory: str | os.PathLike[str]) -> list[str]:
-    """The sides of a split, where a directory holds a result for each; [] for any other."""
+    """Return the sides of a split if a directory holds a result for each; else []."""
     name = os.fspath(directory)
     if _begun(name):
         return []
@@ -566,19 +574,17 @@ def splits_of(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def _begun(name: str) -> bool:
-    """Whether a directory holds a result, or the beginning of one."""
+    """True if a directory holds a result, or the beginning of one."""
     return bool(_manifest_in(name)) or storage.kind(storage.join(name, WORK)) == "folder"
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a manifest of ours, of any version."""
+    """True for a manifest of packer, of any version."""
     return looks_like_one(_content(os.fspath(path)))
 
 
 def is_result(name: str) -> bool:
-    """Whether packer has made this directory, also where its manifest is damaged or gone: the names
-    of its shards tell.
-    """
+    """True if packer has written this directory, judged by its manifest or the names of shards."""
     if is_manifest(storage.join(name, MANIFEST)):
         return True
     folder = Path(name)
@@ -587,17 +593,17 @@ def is_result(name: str) -> bool:
 
 
 def holds_documents(path: str) -> bool:
-    """Whether this is the manifest of a tokenized directory."""
+    """True for the manifest of a tokenized directory."""
     return _object(_content(path)).get("kind") == TOKENIZED
 
 
 def looks_like_one(data: bytes) -> bool:
-    """Whether this is the content of a manifest of ours, of any version, damaged or not."""
+    """True for the content of a manifest of packer, of any version, damaged or not."""
     return {"format_version", "packer_version"} <= _object(data).keys()
 
 
 def _content(path: str) -> bytes:
-    """The content of a file; nothing, where there is none or it cannot be read."""
+    """Return the content of a file; b"" if it is missing or cannot be read."""
     try:
         return storage.read_bytes(path)
     except (OSError, DataError):
@@ -605,7 +611,7 @@ def _content(path: str) -> bytes:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    """The object that JSON holds; {} for all else."""
+    """Return the object that JSON holds; {} for anything else."""
     try:
         content = msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -614,16 +620,15 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def as_named(path: str) -> str:
-    """An input as its user knows it: a tokenized directory rather than its manifest."""
+    """Return an input as its user knows it: a tokenized directory instead of its manifest."""
     if storage.base_name(path) == MANIFEST and holds_documents(path):
         return os.path.dirname(path) or "."
     return path
 
 
 def to_bytes(document: dict[str, Any]) -> bytes:
-    """Indented two levels deep: diffs stay readable, a million shards stay one line each.
-
-    Ends with the manifest's own checksum.
+    """Write a manifest as JSON, indented two levels deep: diffs stay readable, and a million shards
+    have a line each. Its own checksum comes last.
     """
     document = document | {"sha256": checksum(document)}
     lines = []
@@ -638,14 +643,14 @@ def to_bytes(document: dict[str, Any]) -> bytes:
 
 
 def checksum(document: dict[str, Any]) -> str:
-    """The sha256 of its keys and values as compact JSON, without the checksum itself."""
+    """Return the sha256 of a manifest's keys and values as compact JSON, without the checksum."""
     content = {key: value for key, value in document.items() if key != "sha256"}
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
 
 def parse(data: bytes) -> Manifest | TokenizedManifest:
-    """The manifest of a result of any kind. Raises DataError, which does not name the file, for
-    what this packer cannot read.
+    """Parse the manifest of a result of any kind. Raises DataError, which does not name the file,
+    if this packer cannot read it.
     """
     try:
         document = msgspec.json.decode(data)
@@ -672,8 +677,8 @@ def parse(data: bytes) -> Manifest | TokenizedManifest:
 
 
 def parse_unedited(data: bytes) -> Result:
-    """`parse`, with a DataError for a manifest that is not as a packer has written it: nobody may
-    remove files because such a one names them.
+    """Parse a manifest that packer has written. Raises DataError for one that was edited: files
+    must not be removed because such a manifest names them.
     """
     manifest = parse(data)
     if manifest.sha256 != checksum(manifest.document):
