@@ -173,6 +173,16 @@ def test_a_bad_first_record_can_be_skipped() -> None:
     assert not Path("out/rejected.jsonl").exists()
 
 
+def stream(table: Any, **how: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, **how)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+STREAM = stream(pa.table({"text": ["a" * 50, "b" * 50, "c" * 50]}), max_chunksize=1)
+
+
 SKIP = ("--on-error", "skip")
 GIT_LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 # one raw block in a frame whose header asks for a window of 256 MiB
@@ -227,6 +237,26 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "nothing to pack: 0 empty, 0 dropped and 2 rejected records", ""),
     ("a.json", b'{"data": [\n{"text": "a"}]}', (), "(byte 0): an object over several lines",
      "'.NAME[]' FILE"),
+    ("a.jsonl", b"{}\n", (), "prompt_ids+completion_ids; fields found: none", "--text-field"),
+    # other formats
+    ("a.txt", b"good\ncaf\xe9\n", (),
+     "a.txt, line 2 (byte 5): invalid UTF-8 at byte 3 of the line", "iconv"),
+    ("a.csv", b"a,b\n1,2\n", (), "text; fields found: a, b", "--text-field"),
+    ("a.csv", b"text,b\n1\n", (), "a.csv, line 2 (byte 7): 1 field, the header has 2", "fix"),
+    ("a.csv", b'text,b\n"1\n2', (),
+     "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data", "close the quote"),
+    ("a.csv", b"input_ids\n1\n", (), "output, text; fields found: input_ids", ""),
+    # an open quote takes in every record that follows, up to the end or to the limit of a field
+    *(("a.csv", b'text,b\nok,1\n"%s,2\n' % quote + b"good,3\n" * 30_000, options,
+       "line 3 (byte 12): not valid CSV", "close the quote")
+      for quote, options in ((b"wide", ()), (b"wide", SKIP), (b"open", SKIP))),
+    ("a.parquet", b"", (), "a.parquet: not a readable parquet file: Parquet file size is 0", ""),
+    ("a.parquet", b"PAR1 no PAR1", (), "a.parquet: not a readable parquet file", "fetch or write"),
+    ("a.arrow", b"", (), "no end marker of Arrow", ""),
+    ("a.arrow", b"ARROW1xxxx", (), "a.arrow: not a readable arrow file", ""),
+    ("a.arrow", b"something else", (), "no end marker of Arrow", ""),
+    ("a.arrow", b"z" * 9 + b"\xff" * 4 + bytes(4), (), "not a readable arrow", ""),
+    *(("a.arrow", STREAM[:-size], (), "cut short", "") for size in (1, 8, 9, 100, 400)),
 ]  # fmt: skip
 
 
@@ -238,6 +268,8 @@ def test_what_is_said(
     block, limit = 64 if b"xx" in data else 4 << 20, 1 << 20
     if b"xx" in data or b"yy" in data:
         limit = 100
+    elif b"wide" in data:
+        limit = 150_000
     with patch.object(byte_streams, "BLOCK_BYTES", block), line_limit(limit):
         result = packer("pack", name, *OPTIONS, *options)
     assert_error(result, 1, message)
@@ -295,51 +327,17 @@ def test_arrays_by_stdin_url_and_option_and_their_updates(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
-def test_empty_members_are_no_damage(ending: str) -> None:
-    parts = [b"", jsonl("one"), b"", b"", jsonl("two"), b""]
-    Path(f"a.jsonl.{ending}").write_bytes(b"".join(map(COMPRESSORS[ending], parts)))
-    pack(f"a.jsonl.{ending}", "-l", 16)
-    assert recover_texts("out") == ["one", "two"]
-
-
-@pytest.mark.parametrize("ending", COMPRESSORS)
-def test_the_content_of_a_file_decides_how_it_is_decompressed(ending: str) -> None:
+def test_members_that_are_empty_and_content_that_has_another_name(ending: str) -> None:
     """As for `datasets`; the padding is that of tapes, and of downloads in blocks."""
+    parts = [b"", jsonl("one"), b"", b"", jsonl("two"), b""]
+    Path(f"0.jsonl.{ending}").write_bytes(b"".join(map(COMPRESSORS[ending], parts)))
     Path(f"a.jsonl.{ending}").write_bytes(jsonl("naïve"))
     other = "gz" if ending == "xz" else "xz"
-    Path(f"b.jsonl.{ending}").write_bytes(COMPRESSORS[other](jsonl("one")) + bytes(100_000))
-    padded = COMPRESSORS["gz"](jsonl("two")) + bytes(512)
+    Path(f"b.jsonl.{ending}").write_bytes(COMPRESSORS[other](jsonl("other")) + bytes(100_000))
+    padded = COMPRESSORS["gz"](jsonl("tape")) + bytes(512)
     Path("c.jsonl.gz").write_bytes(padded * 2)
-    pack(f"a.jsonl.{ending}", f"b.jsonl.{ending}", "c.jsonl.gz", "-l", 16)
-    assert recover_texts("out") == ["naïve", "one", "two", "two"]
-
-
-def stream(table: Any, **how: Any) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, **how)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-STREAM = stream(pa.table({"text": ["a" * 50, "b" * 50, "c" * 50]}), max_chunksize=1)
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
-        ("a.parquet", b"", "not a readable parquet file: Parquet file size is 0"),
-        ("a.parquet", b"PAR1 no PAR1", "not a readable parquet file"),
-        ("a.arrow", b"", "no end marker of Arrow"),
-        ("a.arrow", b"ARROW1xxxx", "not a readable arrow file"),
-        ("a.arrow", b"something else", "no end marker of Arrow"),
-        ("a.arrow", b"x" * 9 + b"\xff" * 4 + bytes(4), "not a readable arrow"),
-        *(("a.arrow", STREAM[:-cut], "cut short") for cut in (1, 8, 9, 100, 400)),
-    ],
-)
-def test_damaged_columnar_files(name: str, data: bytes, message: str) -> None:
-    Path(name).write_bytes(data)
-    assert_error(packer("pack", name, *OPTIONS), 1, f"{name}: ", message)
-    assert not Path("out").exists()
+    pack(*(f"{name}.jsonl.{ending}" for name in "0ab"), "c.jsonl.gz", "-l", 16)
+    assert recover_texts("out") == ["one", "two", "naïve", "other", "tape", "tape"]
 
 
 def test_a_footer_of_parquet_that_is_damaged_anywhere() -> None:

@@ -397,32 +397,6 @@ def test_csv_is_the_same_in_any_blocks(folder: Path, block: int) -> None:
     ]
 
 
-# (name, what the file holds, what is said of it)
-BAD = [
-    ("a.txt", b"good\ncaf\xe9\n", "a.txt, line 2 (byte 5): invalid UTF-8 at byte 3 of the line"),
-    ("a.csv", b"a,b\n1,2\n", "text; fields found: a, b"),
-    ("a.jsonl", b"{}\n", "text, input_ids, traces, nodes, "
-     "prompt_ids+completion_ids; fields found: none"),
-    ("a.csv", b"text,b\n1\n", "a.csv, line 2 (byte 7): 1 field, the header has 2"),
-    ("a.csv", b'text,b\n"1\n2', "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data"),
-    ("a.csv", b"input_ids\n1\n", "output, text; fields found: input_ids"),
-    # an open quote takes in every record that follows, up to the end or to the limit of a field
-    ("a.csv", b'text,b\nok,1\n"open,2\n' + b"good,3\n" * 30_000, "line 3 (byte 12): not valid CSV"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "data", "message"), BAD)
-def test_bad_text(folder: Path, name: str, data: bytes, message: str) -> None:
-    (folder / name).write_bytes(data)
-    with line_limit(150_000):
-        assert_error(packer("pack", name, *QUIET), 1, message)
-    if b"open" in data:
-        for limit in (1 << 20, 150_000):
-            with line_limit(limit):
-                result = packer("pack", name, *QUIET, "--on-error", "skip")
-            assert_error(result, 1, message)
-
-
 @pytest.mark.parametrize(
     ("name", "data", "field"),
     [

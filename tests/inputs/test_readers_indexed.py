@@ -71,18 +71,12 @@ def test_megatron_of_every_token_type(kind: str) -> None:
     assert (one["size"], one["sha256"]) == digest("a.bin")
 
 
-def test_a_document_of_megatron_may_be_several_sequences() -> None:
+def test_documents_of_several_sequences_whose_modes_are_all_text() -> None:
     tokens = [list(range(10))]
-    megatron("a", tokens, sequences=[1, 2, 3, 0, 4], boundaries=[0, 2, 2, 5])
-    pack("a.bin", "-l", 16)
-    assert documents_packed() == {(0, 0): [0, 1, 2], (0, 2): [3, 4, 5, 6, 7, 8, 9]}
-
-
-@pytest.mark.parametrize("modes", [b"", bytes(5)])
-def test_modes_of_megatron_are_all_text(modes: bytes) -> None:
-    megatron("a", modes=modes)
-    pack("a.bin", "-l", 6)
-    assert documents_packed() == expected()
+    for modes in (b"", bytes(5)):
+        megatron("a", tokens, sequences=[1, 2, 3, 0, 4], boundaries=[0, 2, 2, 5], modes=modes)
+        pack("a.bin", "-l", 16, "--overwrite")
+        assert documents_packed() == {(0, 0): [0, 1, 2], (0, 2): [3, 4, 5, 6, 7, 8, 9]}
     megatron("a", modes=b"\0\0\1\0\0")
     assert_error(packer("pack", "a.bin", "-l", 6), 1, "a.idx: has modes other than 0")
 
@@ -121,28 +115,22 @@ def test_slices_are_documents(unit_bytes: object) -> None:
         assert result.exit_code == 0, result.stderr
 
 
-BAD_IDS = [
-    ("i4", -3, "input_ids[1] is -3, not between 0 and 2147483647"),
-    ("i8", 1 << 40, f"input_ids[1] is {1 << 40}, not between 0 and"),
+BAD_DOCUMENTS = [
+    ("i4", [3, -3, 4], "input_ids[1] is -3, not between 0 and 2147483647"),
+    ("i8", [3, 1 << 40, 4], f"input_ids[1] is {1 << 40}, not between 0 and"),
+    ("i4", [3] * 1000, "the document is longer than 1000 bytes"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "message"), BAD_IDS)
-def test_ids_that_are_none_are_bad_records(kind: str, value: int, message: str) -> None:
-    megatron("a", [[1, 2], [3, value, 4], [5]], kind)
-    assert_error(packer("pack", "a.bin", "-l", 8, "-q"), 1, f"a.bin, document 1: {message}")
-    manifest = pack("a.bin", "-l", 8, "--on-error", "skip")
-    assert (manifest["rejected_records"], manifest["documents"]) == (1, 2)
-    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5]}
-
-
-def test_a_document_that_is_too_long_is_passed_over() -> None:
-    megatron("a", [[1, 2], [3] * 1000, [4, 5]])
+@pytest.mark.parametrize(("kind", "document", "message"), BAD_DOCUMENTS)
+def test_bad_documents(kind: str, document: list[int], message: str) -> None:
+    megatron("a", [[1, 2], document, [5]], kind)
     with line_limit(1000):
         result = packer("pack", "a.bin", "-l", 8, "-q")
         manifest = pack("a.bin", "-l", 8, "--on-error", "skip")
-    assert_error(result, 1, "document 1: the document is longer than")
-    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [4, 5]}
+    assert_error(result, 1, f"a.bin, document 1: {message}")
+    assert (manifest["rejected_records"], manifest["documents"]) == (1, 2)
+    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5]}
     assert manifest["inputs"][0]["sha256"] == digest("a.bin")[1]
 
 
