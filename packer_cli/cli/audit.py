@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from packer_cli.cli.reports import (
-    Page,
-    TokensOf,
+    PageOptions,
+    ViewOptions,
     check_page,
     print_note,
     refuse_name,
@@ -22,13 +22,13 @@ from packer_cli.cli.reports import (
 )
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.option import as_option
-from packer_cli.options.run_options import Progress
+from packer_cli.options.run_options import ProgressOptions
 from packer_cli.options.values import COUNT, whole
 
 if TYPE_CHECKING:
     from packer_cli.audit import Audit, AuditedSet, Finding
     from packer_cli.audit.documents import TokenConventions
-    from packer_cli.reports import Cell, Report, Rows, Section
+    from packer_cli.reports import Cell, PageRows, Report, Section
     from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import Result, TokenizerInfo
     from packer_cli.tokenization.decoding import Decoder
@@ -46,7 +46,7 @@ SetName = Annotated[
 
 
 @dataclass(frozen=True)
-class AuditOptions(Page, TokensOf, Progress):
+class AuditOptions(PageOptions, ViewOptions, ProgressOptions):
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -59,9 +59,7 @@ class AuditOptions(Page, TokensOf, Progress):
     ] = None
     format: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="What columns mean, where it is not to be told from them."
-        ),
+        typer.Option(metavar="NAME", help="Format of the set. Default: found from its columns."),
     ] = None
     max_length: Annotated[
         int | None,
@@ -206,7 +204,7 @@ def _rows_for(audit: Audit) -> dict[int, list[str]]:
     return dict(sorted(chosen.items()))
 
 
-def _report(audit: Audit, rows: Rows | None) -> Report:
+def _report(audit: Audit, rows: PageRows | None) -> Report:
     """Report what was read and how, findings, and rules that were not applied; on a page also
     `rows`, to which the examples lead.
     """
@@ -237,7 +235,7 @@ def _report(audit: Audit, rows: Rows | None) -> Report:
     return Report(set_.name, facts, audit.as_json(), made_by, figures, sections=sections, rows=rows)
 
 
-def _sections(audit: Audit, shown: Rows | None) -> list[Section]:
+def _sections(audit: Audit, shown: PageRows | None) -> list[Section]:
     from packer_cli.audit import RULES
     from packer_cli.reports import Section, Table, Text
     from packer_cli.result.wording import plural

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, print_note, refuse_name
+from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, print_note, refuse_name
 from packer_cli.errors import UsageError, one_line
 from packer_cli.options.option import OptionGroup, refuse
-from packer_cli.options.run_options import Locking, Progress, StepOptions
+from packer_cli.options.run_options import Locking, ProgressOptions, StepOptions
 from packer_cli.options.values import choice
 
 EXPORT_FORMATS = (
@@ -46,9 +46,9 @@ def export(
     name: Directory,
     options: ExportOptions,
     sizes: StepOptions,
-    rows: TokensOf,
+    rows: ViewOptions,
     locks: Locking,
-    reporting: Progress,
+    reporting: ProgressOptions,
 ) -> None:
     """Write a packed directory, or tokenized documents, in the format of another trainer.
 

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from packer_cli.cli.pack import Inputs, default_output
-from packer_cli.cli.reports import Page, check_page, notes, print_note, refuse_name, show_reports
+from packer_cli.cli.reports import (
+    PageOptions,
+    check_page,
+    notes,
+    print_note,
+    refuse_name,
+    show_reports,
+)
 from packer_cli.errors import ThresholdMissed, UsageError, named
 from packer_cli.options.option import Values, options_of
 from packer_cli.options.options import ALIASES, NAMES, PackConfig
-from packer_cli.options.run_options import EncodingOptions, Progress, TokenizerOptions
+from packer_cli.options.run_options import EncodingOptions, ProgressOptions, TokenizerOptions
 from packer_cli.options.values import SHARE, names
 
 if TYPE_CHECKING:
@@ -24,7 +31,7 @@ _SEVERAL = ("strategy", "max_length")  # of which each is planned
 
 
 @dataclass(frozen=True)
-class PlanOptions(Page, Progress):
+class PlanOptions(PageOptions, ProgressOptions):
     """Options of `packer plan`, beside those of `packer pack`."""
 
     max_length: Annotated[

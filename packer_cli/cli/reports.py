@@ -24,7 +24,7 @@ _STDOUT = "-"
 
 
 @dataclass(frozen=True)
-class TokensOf(OptionGroup):
+class ViewOptions(OptionGroup):
     """Options of commands that read rows; those of views are in tokenized directories."""
 
     tokens: Annotated[
@@ -37,7 +37,7 @@ class TokensOf(OptionGroup):
 
 
 @dataclass(frozen=True)
-class Page(OptionGroup):
+class PageOptions(OptionGroup):
     """Options of commands whose report can be a page."""
 
     html: Annotated[

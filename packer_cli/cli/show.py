@@ -19,10 +19,17 @@ from packer_cli.cli.audit import (
     tokenizer_of,
     unreadable,
 )
-from packer_cli.cli.reports import LOCAL_ONLY, Page, TokensOf, check_page, print_note, show_reports
+from packer_cli.cli.reports import (
+    LOCAL_ONLY,
+    PageOptions,
+    ViewOptions,
+    check_page,
+    print_note,
+    show_reports,
+)
 from packer_cli.errors import UsageError
 from packer_cli.options.option import Rule, as_option, mutually_exclusive, needs, refuse
-from packer_cli.options.run_options import Reporting, StepOptions
+from packer_cli.options.run_options import ReportOptions, StepOptions
 from packer_cli.options.values import WHOLE, choice, whole
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ _ON_PAGE, _AT_ONCE = 20, 64  # rows: without numbers, and that are held together
 
 
 @dataclass(frozen=True)
-class ShowOptions(Page, TokensOf, StepOptions, Reporting):
+class ShowOptions(PageOptions, ViewOptions, StepOptions, ReportOptions):
     segment: Annotated[
         int | None, WHOLE, typer.Option(metavar="K", help="Show only this segment of each row.")
     ] = None

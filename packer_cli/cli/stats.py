@@ -10,8 +10,8 @@ import typer
 
 from packer_cli.cli.reports import (
     LOCAL_ONLY,
-    Page,
-    TokensOf,
+    PageOptions,
+    ViewOptions,
     check_page,
     print_note,
     refuse_name,
@@ -19,7 +19,7 @@ from packer_cli.cli.reports import (
 )
 from packer_cli.errors import ThresholdMissed, UsageError
 from packer_cli.options.option import Rule, mutually_exclusive, refuse
-from packer_cli.options.run_options import Reporting, StepOptions
+from packer_cli.options.run_options import ReportOptions, StepOptions
 from packer_cli.options.values import SHARE, choice
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _MOST_ROWS = 1 << 22  # whose costs are looked at
 
 
 @dataclass(frozen=True)
-class StatsOptions(Page, StepOptions, TokensOf, Reporting):
+class StatsOptions(PageOptions, StepOptions, ViewOptions, ReportOptions):
     min_utilization: Annotated[
         float | None,
         SHARE,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from packer_cli.errors import DataError, UsageError, one_line
-from packer_cli.options.run_options import Reporting
+from packer_cli.options.run_options import ReportOptions
 
 if TYPE_CHECKING:
     from packer_cli.tokenization.locate import TokenizerFiles
@@ -32,13 +32,13 @@ Inputs = Annotated[
 
 
 @dataclass(frozen=True)
-class TokenizerOptions(Reporting):
+class CheckOptions(ReportOptions):
     check: Annotated[bool, typer.Option(help="Compare with AutoTokenizer from transformers.")] = (
         False
     )
 
 
-def tokenizer(name: Name, inputs: Inputs = None, *, options: TokenizerOptions) -> None:
+def tokenizer(name: Name, inputs: Inputs = None, *, options: CheckOptions) -> None:
     """Describe a tokenizer; with --check, compare its tokens with those of AutoTokenizer.
 
     Exit 1 when they differ, with the first text that shows it. Special tokens around texts do not

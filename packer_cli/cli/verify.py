@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, notes
+from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, notes
 from packer_cli.errors import DataError, UsageError, one_line
-from packer_cli.options.run_options import EncodingOptions, Progress, Workers
+from packer_cli.options.run_options import EncodingOptions, ProgressOptions, Workers
 from packer_cli.options.values import COUNT, whole
 
 
 @dataclass(frozen=True)
-class VerifyOptions(TokensOf, Progress):
+class VerifyOptions(ViewOptions, ProgressOptions):
     against_inputs: Annotated[
         bool, typer.Option(help="Also pack units again from their inputs, and compare.")
     ] = False

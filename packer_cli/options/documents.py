@@ -16,7 +16,7 @@ from typer import Option
 from packer_cli.errors import UsageError
 from packer_cli.options.formats import FILE_FORMATS
 from packer_cli.options.option import OptionGroup, Rule, needs
-from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, check_fields
+from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, TRAIN_ON, check_fields
 from packer_cli.options.value_columns import ValueColumn, value_columns_of
 from packer_cli.options.values import (
     ARGUMENTS,
@@ -59,7 +59,7 @@ class DocumentConfig(OptionGroup):
     add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
                       rendered
     shard_bytes       a unit's shard is continued in a new part beyond this size
-    carry             as `carried` says; for runs with /record or the like, as records have told
+    carry             as in `value_columns`; a run adds /record or the like from the first records
     carry_default     (name, JSON text)
     """
 
@@ -132,13 +132,7 @@ class DocumentConfig(OptionGroup):
     train_on: Annotated[
         str | None,
         choice(
-            {
-                "assistant": "the default for messages",
-                "last-assistant": "",
-                "final": "answers without tool calls",
-                "completion": "the default for prompts",
-                "all": "the default for text",
-            },
+            TRAIN_ON,
             suggested_for={
                 "last-assistant": ("last", "last-turn"),
                 "completion": ("response",),

@@ -59,7 +59,7 @@ _LIST = "@"  # before the name of a file of names
 
 
 @dataclass(frozen=True)
-class Source:
+class RecipeSource:
     """A source of a recipe: its inputs, and the options with which it is tokenized.
 
     inputs     as on the command line; relative ones start at the current directory
@@ -85,7 +85,7 @@ class Recipe:
 
     path: str
     tokenizer: str | None
-    sources: tuple[Source, ...]
+    sources: tuple[RecipeSource, ...]
     config: PackConfig
     tokenized: str | None = None
 
@@ -173,7 +173,7 @@ def _of(kind: Any, values: Values) -> Values:
     return {name: value for name, value in values.items() if name in known}
 
 
-def _source(file: _File, table: Values, given: Values) -> Source:
+def _source(file: _File, table: Values, given: Values) -> RecipeSource:
     of_source = _of(DocumentConfig, table)
     values = _of(DocumentConfig, _merged(_merged(file.values, of_source), given))
     place = f"{file.path}, source {table['name']!r}"
@@ -182,7 +182,7 @@ def _source(file: _File, table: Values, given: Values) -> Source:
         config = config.without_other_defaults()
     _refuse_itself(file.path, place, table["inputs"], config)
     inherited = frozenset(values.keys() - of_source.keys())
-    return Source(table["name"], table["inputs"], config, inherited)
+    return RecipeSource(table["name"], table["inputs"], config, inherited)
 
 
 def _refuse_itself(recipe: str, place: str, inputs: Sequence[str], config: DocumentConfig) -> None:

@@ -175,7 +175,7 @@ class PackOptions(TokenizerOptions):
 
 
 @dataclass(frozen=True)
-class Reporting(OptionGroup):
+class ReportOptions(OptionGroup):
     """Options for reports of every command."""
 
     as_json: Annotated[
@@ -185,14 +185,14 @@ class Reporting(OptionGroup):
 
 
 @dataclass(frozen=True)
-class Progress(Reporting):
+class ProgressOptions(ReportOptions):
     """Options for reports of commands that take long."""
 
     quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")] = False
 
 
 @dataclass(frozen=True)
-class RankOptions(Progress):
+class RankOptions(ProgressOptions):
     """Options for the part of a run that a process does, and its reports; recipes do not have them.
 
     rank, world_size "auto" is read from the environment

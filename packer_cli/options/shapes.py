@@ -30,6 +30,14 @@ _OF_MESSAGES = " of messages"
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 ABSENT = object()  # what `value_at` finds where there is nothing
 _Names = dict[str, tuple[str, ...]]
+# Values of --train-on, with their meaning in --help. `Shape.train_on` has those of each shape.
+TRAIN_ON = {
+    "assistant": "the default for messages",
+    "last-assistant": "",
+    "final": "answers without tool calls",
+    "completion": "the default for prompts",
+    "all": "the default for text",
+}
 # fields beside prompt and answer
 CONTEXT, SYSTEM, REASONING, HISTORY = "context", "system", "reasoning", "history"
 

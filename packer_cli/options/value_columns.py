@@ -7,7 +7,7 @@ follow it into rows.
     teacher_ids:int32[32]       32 for each token
 
 `--carry` names and types them; whether the values are of tokens, messages or records is written
-after them once the first records have told.
+after them once the first records are read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ValueColumn:
     name     of the field of records, and of the column
     type     one of TYPES
     count    how many values there are where others have one; None: one, not in a list
-    of       what has a value: TOKEN, MESSAGE or RECORD; "" until records have told
+    of       what has a value: TOKEN, MESSAGE or RECORD; "" until the first records are read
     default  JSON text of the value where a record or source has none; None: it must have one
     """
 

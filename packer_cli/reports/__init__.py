@@ -131,7 +131,7 @@ class PageRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class PageRows:
     """Rows of tokens, which pages show.
 
     blob      their tokens, see `page.py`
@@ -164,7 +164,7 @@ class Report:
     warnings: Sequence[str] = ()
     sections: Sequence[Section] = ()
     incomplete: str = ""
-    rows: Rows | None = None
+    rows: PageRows | None = None
 
 
 # Totals that tables of sources have.

@@ -32,7 +32,7 @@ from markupsafe import Markup
 import packer_cli
 from packer_cli.errors import UsageError, cut, from_os_error, one_line
 from packer_cli.options.option import refuse
-from packer_cli.reports import PageRow, Report, Rows
+from packer_cli.reports import PageRow, PageRows, Report
 from packer_cli.reports.show import Shown, values_shown
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, short_name
 from packer_cli.result.manifest import is_manifest
@@ -212,7 +212,7 @@ def rows_report(title: str, shown: Sequence[Shown], decoder: Decoder | str) -> R
     return Report(title, made_by=f"packer {packer_cli.__version__}, packer show", rows=rows)
 
 
-def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder | str) -> Rows:
+def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder | str) -> PageRows:
     """Return rows for a page, each with remarks: findings in it, or why it is there.
 
     `decoder`: a text says why there is none. At most MOST_TOKENS are shown; rows beyond are left
@@ -252,7 +252,7 @@ def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder 
         is_open = not rows or tokens <= _OPEN_TOKENS
         rows.append(PageRow(row.index, f"{documents}, {counts}; {place}", tuple(about), is_open))
     left_out = len(shown) - len(rows)
-    return Rows(rows, _blob(units, numbers, contents), why, left_out)
+    return PageRows(rows, _blob(units, numbers, contents), why, left_out)
 
 
 def _blob(units: _Units, numbers: list[int], contents: list[dict[str, Any]]) -> str:

@@ -34,7 +34,7 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.mixing import missed_share
 from packer_cli.options.documents import OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
-from packer_cli.options.recipe import Recipe, Source, in_terms_of_keys
+from packer_cli.options.recipe import Recipe, RecipeSource, in_terms_of_keys
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle
 from packer_cli.records import InputFile, Notify
@@ -62,7 +62,7 @@ class SourceTokens:
     """
 
     recipe: Recipe
-    source: Source
+    source: RecipeSource
     directories: list[str]
     files: list[InputFile]
 
@@ -265,7 +265,7 @@ def tokens_root(recipe: Recipe, destination: Path | str) -> Path:
 
 
 @contextmanager
-def naming(recipe: Recipe, source: Source) -> Iterator[None]:
+def naming(recipe: Recipe, source: RecipeSource) -> Iterator[None]:
     """Errors say which source of which recipe they are about."""
     try:
         yield

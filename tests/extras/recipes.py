@@ -12,7 +12,7 @@ from support import packer
 
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import Amount, Mixture, PackConfig
-from packer_cli.options.recipe import Recipe, Source
+from packer_cli.options.recipe import Recipe, RecipeSource
 from packer_cli.options.run_options import RunOptions
 from packer_cli.run.recipe import pack_recipe
 
@@ -53,7 +53,7 @@ def pack_sources(
     """Pack a recipe of a source for each file; its amounts by the sources' names."""
     shares = tuple(Amount(name, **(amounts or {}).get(name, {})) for name in files)
     of_text = DocumentConfig(shape="text")
-    sources = tuple(Source(name, (str(path),), of_text) for name, path in files.items())
+    sources = tuple(RecipeSource(name, (str(path),), of_text) for name, path in files.items())
     config = PackConfig(mixture=Mixture(shares, **(mixture or {})), **options)
     recipe = Recipe(str(out.parent / "mix.toml"), "bytes", sources, config)
     pack_recipe(recipe, out, RunOptions(workers=1))

@@ -15,7 +15,7 @@ from tokenizing import tokenize
 
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import Amount, Mixture, PackConfig
-from packer_cli.options.recipe import Recipe, Source
+from packer_cli.options.recipe import Recipe, RecipeSource
 from packer_cli.options.run_options import RunOptions
 from packer_cli.result.manifest import Manifest, load
 from packer_cli.run.recipe import pack_recipe
@@ -43,7 +43,7 @@ def write_sources(count: int = 200, most: int = 40, *, shared: int = 0) -> None:
 
 
 def recipe(*amounts: Amount, max_length: int = 64, seed: int = 0, **mixture: Any) -> Recipe:
-    sources = tuple(Source(one.name, (one.name,), DocumentConfig()) for one in amounts)
+    sources = tuple(RecipeSource(one.name, (one.name,), DocumentConfig()) for one in amounts)
     config = PackConfig(max_length=max_length, seed=seed, mixture=Mixture(amounts, **mixture))
     return Recipe("mix.toml", None, sources, config)
 
@@ -223,7 +223,7 @@ def test_other_files_of_the_same_documents_give_the_same_choice() -> None:
 
 def test_a_source_of_several_directories_is_taken_of_each_as_often() -> None:
     write_sources()
-    source = Source("both", ("a", "b"), DocumentConfig())
+    source = RecipeSource("both", ("a", "b"), DocumentConfig())
     amount = Amount("both", epochs=1.5)
     config = PackConfig(max_length=64, mixture=Mixture((amount,)))
     (manifest,) = pack(Recipe("mix.toml", None, (source,), config)).values()
