@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,27 +130,23 @@ def test_rows_by_any_integers(results: list[PackedDirectory], rows: Any) -> None
                 ] == (batch.get("segments", []))
 
 
-@pytest.mark.parametrize("rows", [[0, -1], [10**6], np.array([1 << 63], np.uint64)])
-def test_rows_that_are_not_there(results: list[PackedDirectory], rows: Any) -> None:
+@pytest.mark.parametrize(("rows", "error", "message"), [
+    ([0, -1], IndexError, "row -1 of "), ([10**6], IndexError, "row 1000000 of "),
+    (np.array([1 << 63], np.uint64), IndexError, "row 9223372036854775808 of "),
+    *((rows, UsageError, "rows: .*expected row numbers")
+      for rows in (1, [1.0], ["1"], [[1]], [True], None)),
+])  # fmt: skip
+def test_rows_that_are_not_there(
+    results: list[PackedDirectory], rows: Any, error: type[Exception], message: str
+) -> None:
     for packed in results:
-        with pytest.raises(IndexError, match=f"row {rows[-1]} of {len(packed)}"):
+        with pytest.raises(error, match=message):
             packed.take(rows)
         for number in (len(packed), -len(packed) - 1):
             with pytest.raises(IndexError, match=f"row {number} of {len(packed)}"):
                 packed[number]
-
-
-@pytest.mark.parametrize("rows", [1, [1.0], ["1"], [[1]], [True], None])
-def test_what_is_no_number_of_a_row(results: list[PackedDirectory], rows: Any) -> None:
-    for packed in results:
-        with pytest.raises(UsageError, match=r"rows: .*expected row numbers"):
-            packed.take(rows)
-    with pytest.raises(UsageError, match=r"row: 1\.5 is not a whole number"):
-        results[0][1.5]  # type: ignore[index]
-
-
-def test_it_prints_what_it_is(results: list[PackedDirectory]) -> None:
-    for packed in results:
+        with pytest.raises(UsageError, match=r"row: 1\.5 is not a whole number"):
+            packed[1.5]  # type: ignore[index]
         figures = f"rows={len(packed)}, max_length=64, tokens={packed.facts.tokens})"
         assert repr(packed) == f"{type(packed).__name__}({packed.where!r}, {figures}"
 
@@ -165,30 +164,24 @@ def test_a_shard_without_a_column_that_the_manifest_names(folder: Path) -> None:
 # squared_lengths.npy, as it is written and read
 
 
-def with_side_file(content: Any) -> Path:
-    """With another file of that name, as its manifest says."""
-    path = Path("out", SQUARED_LENGTHS)
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        np.save(path, content)
-    edit(lambda manifest: manifest["side_files"].update({SQUARED_LENGTHS: digest(path)[1]}))
-    return path
-
-
 def some_rows() -> list[int]:
     Path("a.jsonl").write_bytes(jsonl(*texts(0, 60)))
     pack("a.jsonl", "-l", 64)
     return squared_lengths_by_hand("out")
 
 
-def test_they_are_mapped(folder: Path) -> None:
+def test_squared_lengths_are_mapped(folder: Path) -> None:
     """`check_directory` compares them with the rows of every result."""
     expected = some_rows()
-    sums = squared_lengths(open_packed("out"))
+    packed = open_packed("out")
+    sums = squared_lengths(packed)
     assert (sums.dtype, sums.tolist()) == (np.int64, expected)
     assert not sums.flags.owndata
     assert not sums.flags.writeable
+    Path("a.jsonl").write_bytes(jsonl(*texts(9, 69)))
+    pack("a.jsonl", "-l", 64, "--overwrite")  # with a file of the same name
+    with pytest.raises(DataError, match="was replaced by another result while it was read"):
+        squared_lengths(packed)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 12345, 1 << 53])
@@ -199,48 +192,41 @@ def test_the_header_is_numpys_own(folder: Path, rows: int) -> None:
     assert Path("x.npy").read_bytes() == squares_header(rows)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda sums: sums[:-1],
-        lambda sums: sums.astype(np.float64),
-        lambda sums: sums.astype(">i8"),
-        lambda sums: sums[:, None],
-        lambda sums: squares_header(len(sums)) + bytes(7),
-        lambda sums: b"",
-        lambda sums: bytes(128) + sums.tobytes(),
-    ],
-)
-def test_a_file_of_another_size_or_type_is_an_error(folder: Path, changed: Any) -> None:
-    sums = np.array(some_rows())
-    path = with_side_file(changed(sums))
-    with pytest.raises(DataError) as error:
-        squared_lengths(open_packed("out"))
-    expected = f"{path}: is not an array of numpy's format 1.0, <i8[{len(sums)}] in "
-    assert error.value.message.startswith(expected)
-    assert "pack the data again" in error.value.tip
+def saved(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
-def test_a_file_that_is_not_the_manifests_is_an_error(folder: Path) -> None:
+# what the file becomes, and whether the manifest names its digest then
+OTHER_SUMS: dict[str, tuple[Callable[[Any], bytes | None], bool]] = {
+    "shorter": (lambda sums: saved(sums[:-1]), True),
+    "floats": (lambda sums: saved(sums.astype(np.float64)), True),
+    "big endian": (lambda sums: saved(sums.astype(">i8")), True),
+    "two dimensions": (lambda sums: saved(sums[:, None]), True),
+    "cut off": (lambda sums: squares_header(len(sums)) + bytes(7), True),
+    "empty": (lambda sums: b"", True),
+    "no header": (lambda sums: bytes(128) + sums.tobytes(), True),
+    "other sums": (lambda sums: saved(sums + 1), False),
+    "missing": (lambda sums: None, False),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_SUMS)
+def test_a_file_of_squared_lengths_that_is_not_the_manifests(folder: Path, change: str) -> None:
     sums = np.array(some_rows())
-    path = with_side_file(sums)
-    sums[0] += 1
-    np.save(path, sums)
-    with pytest.raises(DataError, match=r"its sha256 is .*, the manifest says") as error:
-        squared_lengths(open_packed("out"))
-    assert hashlib.sha256(path.read_bytes()).hexdigest() in error.value.message
+    path, (content_of, is_listed) = Path("out", SQUARED_LENGTHS), OTHER_SUMS[change]
+    content = content_of(sums)
     path.unlink()
-    with pytest.raises(DataError, match=f"{path}: cannot read: No such file or directory"):
+    message = f"{path}: cannot read: No such file or directory"
+    if content is not None:
+        path.write_bytes(content)
+        message = f"its sha256 is {hashlib.sha256(content).hexdigest()}, the manifest says"
+    if is_listed:
+        edit(lambda manifest: manifest["side_files"].update({SQUARED_LENGTHS: digest(path)[1]}))
+        message = f"{path}: is not an array of numpy's format 1.0, <i8[{len(sums)}] in "
+    with pytest.raises(DataError, match=re.escape(message)):
         squared_lengths(open_packed("out"))
-
-
-def test_the_file_of_a_result_that_took_the_place_is_not_taken_for_this_ones(folder: Path) -> None:
-    with_side_file(np.array(some_rows()))
-    packed = open_packed("out")
-    Path("a.jsonl").write_bytes(jsonl(*texts(9, 69)))
-    pack("a.jsonl", "-l", 64, "--overwrite")
-    with pytest.raises(DataError, match="was replaced by another result while it was read"):
-        squared_lengths(packed)
 
 
 # The manifest: typed, with all that a newer packer has added to it
@@ -269,52 +255,33 @@ def _add(manifest: dict[str, Any]) -> None:
         place.update(dict([*items[:1], ("added", ADDED), *items[1:]]))  # not at the end
 
 
-def test_what_a_newer_packer_says_is_kept(newer: dict[str, Any]) -> None:
-    assert open_packed("out").manifest == newer
-    content = json.loads(packer("stats", "out", "--json", "--by", "shard").stdout)
-    for name in ("config", "tokenizer", "histograms"):
-        assert content[name] == newer[name]
-    assert content["by_shard"] == newer["shards"]
-    content = json.loads(packer("stats", "out", "--json", "--by", "input").stdout)
-    assert content["by_input"] == newer["inputs"]
-
-
-def test_and_keeps_nothing_from_being_used(newer: dict[str, Any]) -> None:
-    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
-    assert result.exit_code == 0, result.stdout
-    for command in (("stats", "out", "--deep"), ("show", "out", "0"),
-                    ("export", "out", "--to", "trl", "-o", "e", "-q")):  # fmt: skip
-        assert packer(*command).exit_code == 0, command
-    # the checksum covers what was added: without it, nobody knows whose the files are
-    again = packer("pack", "a.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "--overwrite", "-q")
-    assert again.exit_code == 0, again.stderr
-    assert "added" not in contents("out")["manifest.json"].decode()
-
-
-def test_an_edit_of_what_was_added_is_seen(newer: dict[str, Any]) -> None:
-    path = Path("out/manifest.json")
-    path.write_text(path.read_text().replace('"since": "0.9"', '"since": "0.8"', 1))
-    again = packer("pack", "a.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "--overwrite", "-q")
-    assert_error(again, 2, "manifest.json: was edited, so it does not say which files")
-
-
-def test_it_is_typed(newer: dict[str, Any]) -> None:
-    manifest = load("out")
+def test_what_a_newer_packer_adds_is_kept(newer: dict[str, Any]) -> None:
+    packed, manifest = open_packed("out"), load("out")
+    assert packed.manifest == manifest.document == newer
     assert manifest.config.max_length == newer["config"]["max_length"] == 16
     assert [shard.file for shard in manifest.shards] == [one["file"] for one in newer["shards"]]
-    assert manifest.inputs[0].name == "a.jsonl"
-    assert manifest.document == newer
-
-
-def test_shards_are_read_by_either_name(newer: dict[str, Any]) -> None:
-    packed = open_packed("out")
-    for typed, plain in zip(packed.facts.shards, packed.manifest["shards"], strict=True):
-        assert list(packed.batches(typed)) == list(packed.batches(plain))
-
-
-def test_it_goes_to_other_processes_whole(newer: dict[str, Any]) -> None:
-    packed = open_packed("out")
     for again in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):  # noqa: S301 ours
-        assert again.manifest == newer
-        assert again.facts == packed.facts
-        assert len(again) == len(packed)
+        assert (again.manifest, again.facts, len(again)) == (newer, packed.facts, len(packed))
+    for typed, plain in zip(packed.facts.shards, newer["shards"], strict=True):
+        assert list(packed.batches(typed)) == list(packed.batches(plain))
+    for by, name in (("shard", "shards"), ("input", "inputs")):
+        content = json.loads(packer("stats", "out", "--json", "--by", by).stdout)
+        assert content[f"by_{by}"] == newer[name]
+        assert all(content[one] == newer[one] for one in ("config", "tokenizer", "histograms"))
+
+
+def test_and_the_result_is_used_like_any(newer: dict[str, Any]) -> None:
+    for command in (("verify", "out", "--against-inputs", "--sample", "all", "-q"),
+                    ("stats", "out", "--deep"), ("show", "out", "0"),
+                    ("export", "out", "--to", "trl", "-o", "e", "-q")):  # fmt: skip
+        assert packer(*command).exit_code == 0, command
+    pack_again = "pack", "a.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "--overwrite", "-q"
+    path = Path("out/manifest.json")
+    text = path.read_text()
+    path.write_text(text.replace('"since": "0.9"', '"since": "0.8"', 1))
+    # the checksum covers what was added: without it, nobody knows whose the files are
+    assert_error(packer(*pack_again), 2, "manifest.json: was edited, so it does not say which")
+    path.write_text(text)
+    again = packer(*pack_again)
+    assert again.exit_code == 0, again.stderr
+    assert "added" not in contents("out")["manifest.json"].decode()

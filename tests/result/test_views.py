@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ import pyarrow as pa
 import pytest
 import tiny_tokenizers
 from exporting import table_of
+from spoiling import edit
 from support import ALL_COLUMNS, assert_error, check_directory, contents, jsonl, packer, shard_of
 from varied_results import conversation, texts
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.manifest import to_bytes
 
 
 def text_lines(count: int, seed: int = 0) -> bytes:
@@ -262,45 +263,43 @@ def test_a_full_disk_leaves_nothing_of_a_packed_directory(view: Path, small_disk
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_lost_segment_of_a_view_shows(view: Path) -> None:
-    manifest = json.loads((view / "manifest.json").read_text())
+def lose_a_segment(manifest: dict[str, Any]) -> None:
     manifest["shards"][0]["segments"] += 1
-    (view / "manifest.json").write_text(json.dumps(manifest))
-    for to in ("packed", "numpy"):
-        result = packer("export", view, "--to", to, "-q", "-o", "out")
-        assert_error(result, 1, shard_of(view).name, "segments, the manifest says")
-        assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "signed", "message"),
-    [
-        (b"{}\n", False, "has 3 bytes, the manifest says "),
-        (b"{}\n", True, "has a line that is not the record of a unit: Object missing required"),
-        (b"[" * 9_999, True, "has a line that is not the record of a unit: "),
-    ],
-)
-def test_damaged_records_of_a_view_are_not_taken_over(
-    view: Path, content: bytes, signed: bool, message: str
-) -> None:
-    (view / "units.jsonl").write_bytes(content)
-    if signed:
-        manifest = json.loads((view / "manifest.json").read_text())
+def with_records(content: bytes) -> Callable[[dict[str, Any]], None]:
+    """Other records of units, as the manifest names them."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        Path("view/units.jsonl").write_bytes(content)
         manifest["side_files"]["units.jsonl"] = sha256(content).hexdigest()
         manifest["side_file_bytes"]["units.jsonl"] = len(content)
-        (view / "manifest.json").write_bytes(to_bytes(manifest))
-    result = packer("export", view, "--to", "packed", "-q", "-o", "out")
-    assert_error(result, 1, f"view/units.jsonl: {message}")
-    assert not Path("out").exists()
+
+    return change
 
 
-def test_a_damaged_side_file_of_a_view_is_not_copied(folder: Path) -> None:
+NOT_A_UNIT = "view/units.jsonl: has a line that is not the record of a unit: "
+# what is changed of a view's manifest, files that get other bytes, and the error
+DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], None] | None, str, str]] = {
+    "a lost segment": (lose_a_segment, "", "segments, the manifest says"),
+    "other records": (None, "units.jsonl", "view/units.jsonl: has 3 bytes, the manifest says "),
+    "no record": (with_records(b"{}\n"), "", f"{NOT_A_UNIT}Object missing required"),
+    "deep records": (with_records(b"[" * 9_999), "", NOT_A_UNIT),
+    "a tokenizer": (None, "tokenizer.json", "view/tokenizer.json: has 3 bytes, the manifest says"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damage_of_a_view_is_not_taken_over(folder: Path, damage: str) -> None:
     tiny_tokenizers.save(folder / "tok", tiny_tokenizers.byte_level())
     Path("a.jsonl").write_bytes(text_lines(9))
     assert packer("tokenize", "a.jsonl", "-t", "tok", "-q", "-o", "a").exit_code == 0
     pack("a", "-l", 64, "--view", output="view")
-    with Path("view/tokenizer.json").open("ab") as file:
-        file.write(b" ")
-    result = packer("export", "view", "--to", "packed", "-q", "-o", "out")
-    assert_error(result, 1, "view/tokenizer.json: has ", "the manifest says")
-    assert not Path("out").exists()
+    change, name, message = DAMAGED[damage]
+    if change:
+        edit(change, "view")
+    if name:
+        Path("view", name).write_bytes(b"{}\n")
+    for to in ("packed", "numpy") if change is lose_a_segment else ("packed",):
+        assert_error(packer("export", "view", "--to", to, "-q", "-o", "out"), 1, message)
+        assert not Path("out").exists()
