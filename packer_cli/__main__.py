@@ -14,9 +14,7 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_at_once)
     from packer_cli.cli.app import main as run  # noqa: PLC0415
-    from packer_cli.interrupts import end_late  # noqa: PLC0415
 
-    end_late(_end_at_once)
     run()
 
 

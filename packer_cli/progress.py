@@ -14,6 +14,7 @@ _NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
 _NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}B [{elapsed}<{remaining}{postfix}]"
 
 
+tqdm.monitor_interval = 0  # no thread of its own: workers are forked while a bar is shown
 bars: list[tqdm[None]] = []  # on the screen: other output must not continue their line
 
 

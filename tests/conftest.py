@@ -12,16 +12,18 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from copies import children_are_copies, disks_are_not_waited_for
+from copies import disks_are_not_waited_for
 from hypothesis import HealthCheck, settings
+
+from packer_cli.run import pool
 
 # Shells let programs in the background ignore it, and those that we start would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Machines that run tests are busy: a slow example is no failure.
 settings.register_profile("packer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("packer")
-# The children of runs in this process need not import everything again.
-children_are_copies()
+# xdist has a thread that does nothing but wait for messages: a fork without it is as good.
+pool.has_threads = lambda: False
 disks_are_not_waited_for()
 # Of what tests are made nothing becomes free: it is looked through neither now nor later.
 gc.disable()

@@ -1,12 +1,10 @@
 """Processes that begin at once: copies of one that has imported what packer does.
 
     run = Copy(PROGRAM, [0, 1, 2])        as subprocess.Popen([python, "-c", PROGRAM])
-    children_are_copies()                 the helper processes of runs begin like that, too
     disks_are_not_waited_for()            here; in copies it is so
 
 A new interpreter would import for half a second. So one does it for all, and is copied (forked) for
-each program, before it has threads or open files. Whoever knows its address may ask for a copy: a
-test, or a copy itself.
+each program, before it has threads or open files.
 """
 
 from __future__ import annotations
@@ -28,28 +26,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from packer_cli import child_process
-
-_SERVE = "import sys\nfrom packer_cli.child_process import serve\n"
 _MESSAGE_BYTES = 1 << 17  # an environment and a program
-_OURS = 4  # descriptors that come with each message: three streams and the current directory
 _STATUS_BYTES = 4
 
 
 class Copy:
     """A process, with as much of `subprocess.Popen` as is needed here.
 
-    It has our current directory and environment, and finds copies of `descriptors` in the list of
-    that name.
+    It has our current directory and environment.
     """
 
-    def __init__(
-        self,
-        program: str,
-        streams: Sequence[int],
-        arguments: Sequence[str] = (),
-        descriptors: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, program: str, streams: Sequence[int], arguments: Sequence[str] = ()) -> None:
         """`streams`: descriptors of stdin, stdout and stderr."""
         self.returncode: int | None = None
         self._program, self._lock = program, threading.Lock()
@@ -58,7 +45,7 @@ class Copy:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._server.connect(_address())
-            socket.send_fds(self._server, [message], [*streams, here, *descriptors])
+            socket.send_fds(self._server, [message], [*streams, here])
             self.pid = int.from_bytes(self._answer(), sys.byteorder)
         finally:
             os.close(here)
@@ -88,23 +75,6 @@ class Copy:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.wait()
-
-
-interpreter = child_process.spawn  # what begins a child elsewhere
-
-
-def spawn(*descriptors: int) -> Copy:
-    """`child_process.spawn` by a copy."""
-    program = f"{_SERVE}sys.path[:] = {sys.path!r}\nserve(*descriptors)"
-    nothing = os.open(os.devnull, os.O_RDWR)
-    try:
-        return Copy(program, [nothing, nothing, 2], descriptors=descriptors)
-    finally:
-        os.close(nothing)
-
-
-def children_are_copies() -> None:
-    child_process.spawn = spawn  # type: ignore[assignment]
 
 
 def disks_are_not_waited_for() -> None:
@@ -154,9 +124,8 @@ class _Server:
         asker, _ = self._listener.accept()
         message, descriptors, *_ = socket.recv_fds(asker, _MESSAGE_BYTES, 16)
         if (process := os.fork()) == 0:
-            address = self._listener.getsockname()
             self._close(asker)
-            _become(address, *json.loads(message), descriptors)
+            _become(*json.loads(message), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         watch = os.pidfd_open(process)
@@ -184,25 +153,22 @@ class _Server:
 
 
 def _become(
-    address: bytes, program: str, arguments: list[str], environment: dict[str, str],
-    descriptors: list[int],
-) -> NoReturn:  # fmt: skip
+    program: str, arguments: list[str], environment: dict[str, str], descriptors: list[int]
+) -> NoReturn:
     """What a new interpreter would do, to its end."""
     status, end_now = 1, os._exit  # which a program may replace
     try:
         os.setsid()
-        ours, given = descriptors[:_OURS], descriptors[_OURS:]
-        os.fchdir(ours[-1])
-        for number, stream in enumerate(ours[:-1]):
+        os.fchdir(descriptors[-1])
+        for number, stream in enumerate(descriptors[:-1]):
             os.dup2(stream, number)
-        for descriptor in ours:
+        for descriptor in descriptors:
             os.close(descriptor)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
         sys.argv[:] = arguments
         os.environ.clear()
         os.environ.update(environment)
-        _address_of_all(address)
-        exec(program, {"__name__": "__main__", "descriptors": given})  # noqa: S102 a test wrote it
+        exec(program, {"__name__": "__main__"})  # noqa: S102 a test wrote it
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -212,12 +178,6 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
         end_now(status)
-
-
-def _address_of_all(address: bytes) -> None:
-    """In a copy: its children are copies of the same process."""
-    globals()["_address"] = lambda: address
-    children_are_copies()
 
 
 def _import_all() -> None:

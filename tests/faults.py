@@ -14,35 +14,53 @@ from __future__ import annotations
 import builtins
 import errno
 import io
+import mmap
 import os
 import signal
 import stat
 import sys
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _GROW = {"open", "os.mkdir", "told.write", "told.fsync"}  # need space
 _CHANGE = {*_GROW, "os.rename", "os.remove", "os.rmdir", "os.truncate"}
-_synced = set[tuple[int, int]]()  # (inode, size) of what a loss of power leaves alone
-_full = threading.Event()
+_run = os.getpid()  # workers are forked from it, and share what follows
+_synced = os.memfd_create("synced")  # lines (inode, size) of what a loss of power leaves alone
+_shared = memoryview(mmap.mmap(-1, 16)).cast("q")
+_LEFT, _FULL = 0, 1  # in it: how many events are left, and whether the disk is full
 
 
 def kill() -> None:
+    os.kill(_run, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_soon(seconds: float) -> None:
-    threading.Timer(seconds, kill).start()
+    if os.fork() == 0:
+        time.sleep(seconds)
+        kill()
 
 
 def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+    _signal(signal.SIGINT)
 
 
 def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+    _signal(signal.SIGTERM)
+
+
+def _signal(number: int) -> None:
+    os.kill(_run, number)
+    if os.getpid() != _run:  # which ends this worker
+        signal.pause()
+
+
+def _is_last() -> bool:
+    """True at the event that was to be waited for, in whatever process it is."""
+    _shared[_LEFT] -= 1
+    return _shared[_LEFT] == 0
 
 
 def fail() -> None:
@@ -51,7 +69,7 @@ def fail() -> None:
 
 def fill_disk() -> None:
     """From now on there is no space for anything new."""
-    _full.set()
+    _shared[_FULL] = 1
 
 
 def cut_power(*, sizes_stay: bool = False) -> None:
@@ -59,10 +77,11 @@ def cut_power(*, sizes_stay: bool = False) -> None:
 
     `sizes_stay`: the disk knows how long files were, and has zeros in the place of what is lost.
     """
+    synced = set(os.pread(_synced, os.fstat(_synced).st_size, 0).splitlines())
     for path in Path().rglob("*"):
         if path.is_file() and not path.is_symlink():
             status = path.stat()
-            if (status.st_ino, status.st_size) not in _synced:
+            if b"%d %d" % (status.st_ino, status.st_size) not in synced:
                 os.truncate(path, status.st_size // 2)
                 if sizes_stay:
                     os.truncate(path, status.st_size)
@@ -73,19 +92,17 @@ def lose_blocks() -> None:
     cut_power(sizes_stay=True)
 
 
-def _safe(descriptor: int) -> None:
-    status = os.fstat(descriptor)
-    _synced.add((status.st_ino, status.st_size))
+def _safe(file: int | Path) -> None:
+    status = os.stat(file)
+    os.write(_synced, b"%d %d\n" % (status.st_ino, status.st_size))
 
 
 def fail_sync(number: int) -> None:
     """The so-manieth sync to the disk fails, and the second half of the file is lost."""
-    left, sync = number, os.fsync
+    _shared[_LEFT], sync = number, os.fsync
 
     def synced(descriptor: int) -> None:
-        nonlocal left
-        left -= 1
-        if left:
+        if not _is_last():
             sync(descriptor)
             return
         status = os.fstat(descriptor)
@@ -100,26 +117,24 @@ def at_step(step: int, act: Callable[[], None]) -> None:
     """Call `act` before the so-manieth operation that changes files; at 0, the file $STEPS says in
     the end how many there were.
     """
-    left, end = step, os._exit
+    _shared[_LEFT], end = step, os._exit
     sys.dont_write_bytecode = True  # only the first run would have to
     for path in Path().rglob("*"):
         if path.is_file():
-            _synced.add((path.stat().st_ino, path.stat().st_size))
+            _safe(path)
     _tell()
 
     def count(event: str, about: tuple[Any, ...]) -> None:
-        nonlocal left
         if event not in _CHANGE or (event == "open" and not _creates(*about)):
             return
-        left -= 1
-        if left == 0:
+        if _is_last():
             act()
-        if _full.is_set() and event in _GROW:
+        if _shared[_FULL] and event in _GROW:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def ended(code: int) -> None:
         if step == 0 and "STEPS" in os.environ:
-            Path(os.environ["STEPS"]).write_text(str(-left))
+            Path(os.environ["STEPS"]).write_text(str(-_shared[_LEFT]))
         end(code)
 
     sys.addaudithook(count)
@@ -157,13 +172,11 @@ def _tell() -> None:
 
 def when_named(word: str, times: int, act: Callable[[], None]) -> None:
     """Call `act` when the so-manieth file is in its place, of those whose name has `word` in it."""
-    left, rename = times, os.rename
+    _shared[_LEFT], rename = times, os.rename
 
     def renamed(source: Any, target: Any, **where: Any) -> None:
-        nonlocal left
         rename(source, target, **where)
-        left -= word in str(target)
-        if word in str(target) and not left:
+        if word in str(target) and _is_last():
             act()
 
     os.rename = renamed

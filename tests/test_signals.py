@@ -14,6 +14,7 @@ import tiny_tokenizers
 from altered import altered
 from support import (
     check_directory,
+    children_of,
     jsonl,
     packer,
     packer_script,
@@ -22,27 +23,16 @@ from support import (
     wait_for,
 )
 
-from packer_cli.interrupts import as_flag
-
-# Programs that are packer, but have a Ctrl-C come while they hold locks of what other threads do;
-# and while an object is freed: what is raised there Python only prints.
-AMID_LOCKS = """
+# Programs that are packer, but have a Ctrl-C come while a worker is forked, or while an object is
+# freed: what is raised there Python only prints.
+AMID_A_FORK = """
 import os, signal
-from concurrent.futures import _base
 from packer_cli.cli import app as cli
-enter = _base._AcquireFutures.__enter__
-calls = 0
-def entered(self):
-    global calls
-    calls += 1
-    if calls != 1:
-        return enter(self)
-    for future in self.futures:
-        future._condition.acquire()
+fork = os.fork
+def forked():
     os.kill(os.getpid(), signal.SIGINT)
-    for i in range(1000):
-        pass  # by now an exception out of the handler is on its way
-_base._AcquireFutures.__enter__ = entered
+    return fork()
+os.fork = forked
 cli.main()
 """
 IN_A_DESTRUCTOR = """
@@ -73,8 +63,8 @@ def data(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "more"),
-    [(IN_A_DESTRUCTOR, []), (AMID_LOCKS, [*SMALL_UNITS, "1"]), (AMID_LOCKS, [*SMALL_UNITS, "2"])],
-    ids=["in a destructor", "amid locks, 1 worker", "amid locks, 2 workers"],
+    [(IN_A_DESTRUCTOR, []), (AMID_A_FORK, [*SMALL_UNITS, "1"]), (AMID_A_FORK, [*SMALL_UNITS, "2"])],
+    ids=["in a destructor", "amid a fork, 1 worker", "amid a fork, 2 workers"],
 )
 def test_interrupted_at_a_bad_moment(program: str, more: list[str]) -> None:
     done = altered(program, *OPTIONS, *more)
@@ -115,27 +105,25 @@ def processor_seconds_of_ended() -> float:
 
 
 def test_interrupted_amid_a_text_that_takes_minutes() -> None:
-    """No thread looks at a flag while a library encodes."""
+    """Nothing of Python runs in a worker while a library encodes."""
     Path("a.jsonl").write_bytes(jsonl("".join(map(str, range(6_000_000)))))
     tokenizer = str(tiny_tokenizers.save(Path("t"), tiny_tokenizers.byte_level()))
     options = ["--tokenizer-backend", "tokenizers", "-t", tokenizer, "--workers", "2"]
     before = processor_seconds_of_ended()
     with started(packer_script(), *OPTIONS, *options, stderr=subprocess.PIPE) as run:
-        assert wait_for(lambda: processor_seconds(run.pid) > 2)
-        used = processor_seconds(run.pid)
+        assert wait_for(lambda: sum(map(processor_seconds, children_of(run.pid))) > 2)
+        used = sum(map(processor_seconds, [run.pid, *children_of(run.pid)]))
         run.send_signal(signal.SIGINT)
         _, message = run.communicate(timeout=300)
     assert run.returncode == 130
-    # 1.5 seconds of each thread are waited for, however long they take on a busy machine
-    assert processor_seconds_of_ended() - before - used < 1.5 * 3 + 2
-    assert message == b"stopped: interrupted\ntip: run the same command again\n"
+    assert processor_seconds_of_ended() - before - used < 2
+    assert message.startswith(b"stopped: interrupted\ntip: ")
 
 
 def test_what_a_shell_has_it_ignore_is_ignored() -> None:
-    code = AMID_LOCKS.replace("calls != 3", "calls != 1")
     command = f'trap \'\' INT; exec {sys.executable} -c "$0" "$@"'
     done = subprocess.run(
-        ["sh", "-c", command, code, *OPTIONS], capture_output=True, check=False, timeout=300
+        ["sh", "-c", command, AMID_A_FORK, *OPTIONS], capture_output=True, check=False, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, b"")
     check_directory("out")
@@ -145,17 +133,3 @@ def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert packer(*OPTIONS).exit_code == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_a_flag_inside_a_flag() -> None:
-    def both() -> None:
-        with as_flag() as outer:
-            with as_flag() as inner:
-                assert (inner(), outer()) == (False, False)
-                os.kill(os.getpid(), signal.SIGINT)
-                assert (inner(), outer()) == (True, True)
-            assert outer()
-
-    with pytest.raises(KeyboardInterrupt):
-        both()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

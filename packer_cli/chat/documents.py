@@ -97,12 +97,10 @@ class Composer:
         for records in reader.read(file, part, self.shape, self.config):
             yield self.compose(records)
 
-    def compose(
-        self, records: Records, begin: Callable[[int], None] = lambda position: None
-    ) -> Records:
+    def compose(self, records: Records, begin: Callable[[], None] = lambda: None) -> Records:
         """Records that cannot be documents join `bad`.
 
-        `begin` hears the position of each record before it is composed; it may raise RefusedError.
+        `begin` is called before each record is composed; it may raise RefusedError.
         """
         documents, positions = list[Document](), list[int]()
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
@@ -117,7 +115,7 @@ class Composer:
                 if of_messages:
                     names = [one.name for one in of_messages]
                     fields = {own: with_noted(value, names) for own, value in fields.items()}
-                begin(position)
+                begin()
                 parsed = self._parsed(fields)
                 spelled = self._spelled(parsed)
                 specials += len(spelled)

@@ -38,9 +38,9 @@ def pack(
 
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
-    from packer_cli.child_process import settle_in
+    from packer_cli.run.pool import tune_process
 
-    settle_in()
+    tune_process()
     from packer_cli.options.recipe import request_of
     from packer_cli.result.manifest import Manifest
 
@@ -80,9 +80,9 @@ def tokenize(
 
     Example: packer tokenize data.jsonl --tokenizer ./my-model --output tokens
     """
-    from packer_cli.child_process import settle_in
+    from packer_cli.run.pool import tune_process
 
-    settle_in()
+    tune_process()
     from packer_cli.options.recipe import with_text_field
     from packer_cli.run import pipeline
 

@@ -87,9 +87,9 @@ def plan(
 
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
-    from packer_cli.child_process import settle_in
+    from packer_cli.run.pool import tune_process
 
-    settle_in()
+    tune_process()
     from packer_cli.options.recipe import is_recipe
     from packer_cli.reports.plan import plan_report
 

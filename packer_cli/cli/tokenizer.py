@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,12 +108,16 @@ def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
     from packer_cli.inputs.discovery import find_inputs
     from packer_cli.options.documents import DocumentConfig
     from packer_cli.options.run_options import EncodingOptions
-    from packer_cli.run import pipeline, source
+    from packer_cli.run import pipeline
+    from packer_cli.run.pool import Pool, Reporter
+    from packer_cli.run.unit import NOWHERE, UnitContext
 
     config, options = DocumentConfig(), EncodingOptions(workers=1)
-    files_found = find_inputs([name], config)
-    run = pipeline.settle(files_found, config, files.source, options).cut()
-    with closing(source.prepare(run, run.units, options)) as documents:
-        slices = [part for unit in run.units for part in unit.slices]
-        records = chain.from_iterable(documents.read(run.files[part.file], part) for part in slices)
-        yield from islice(chain.from_iterable(block.texts or [] for block in records), _TEXTS)
+    found = find_inputs([name], config)
+    run = pipeline.settle(found, config, files.source, options).cut()
+    context = UnitContext(run, NOWHERE, options, Reporter())
+    slices = [part for unit in run.units for part in unit.slices]
+    # a worker, for templates render
+    with closing(Pool(context.first_texts, prepare=context.load)) as pool:
+        for _, texts in pool.map([(slices, _TEXTS)]):
+            yield from texts

@@ -11,7 +11,6 @@ import codecs
 import io
 import os
 import re
-import select
 import shlex
 import sys
 import zlib
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli import storage
-from packer_cli.errors import DataError, Interrupted, damaged_input, from_os_error
+from packer_cli.errors import DataError, damaged_input, from_os_error
 from packer_cli.options.formats import COMPRESSIONS
 from packer_cli.records import BadRecord, InputFile, Int64
 
@@ -35,7 +34,6 @@ CUT = "cut it into parts, or use --on-error skip"
 OVERRUN_BYTES = 64 << 10  # read at a time beyond where a slice or a file ends
 _STORED_BYTES = 1 << 16
 _PLAIN_BYTES = 1 << 18  # that a decompressor gives at once
-_STDIN_SECONDS = 0.5  # between two looks, while waiting for stdin, whether the run has stopped
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 _MARKS = {  # the longer ones first, of which others are the beginning
     b"\xff\xfe\0\0": "UTF-32LE",
@@ -82,38 +80,31 @@ class _Stdin:
 
     remember = False
 
-    def __init__(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        self._stopped = stopped
-        self._seen = io.BytesIO()
-        self._position = 0
+    def __init__(self, seen: bytes = b"") -> None:
+        self.seen = io.BytesIO(seen)
+        self.position = 0
 
     def rewind(self) -> None:
-        self._seen.seek(0)
-        self._position = 0
+        self.seen.seek(0)
+        self.position = 0
 
     def tell(self) -> int:
-        return self._position
+        return self.position
 
     def read(self, size: int) -> bytes:
-        data = self._seen.read(size)
+        data = self.seen.read(size)
         if len(data) < size:
             fresh = self._fresh(size - len(data))
             if self.remember:
-                self._seen.write(fresh)
+                self.seen.write(fresh)
             data += fresh
-        self._position += len(data)
+        self.position += len(data)
         return data
 
     def _fresh(self, size: int) -> bytes:
-        """Read as many bytes as asked for: batches must not depend on the pipe.
-
-        Never waits in a read, which nothing could end: not Ctrl-C, not a failure elsewhere.
-        """
+        """Read as many bytes as asked for: batches must not depend on the pipe."""
         descriptor, parts = sys.stdin.fileno(), list[bytes]()
         while size:
-            while not select.select([descriptor], [], [], _STDIN_SECONDS)[0]:
-                if self._stopped():
-                    raise Interrupted("stopped")
             part = os.read(descriptor, size)
             if not part:
                 break
@@ -125,15 +116,25 @@ class _Stdin:
 _stdin = _Stdin()
 
 
-def begin_stdin(stopped: Callable[[], bool]) -> None:
-    """Begin a run: reading from stdin ends with Interrupted once `stopped` says so."""
+def begin_stdin(seen: bytes = b"") -> None:
+    """Begin a run. `seen`: what another process has read of stdin, to see what it is."""
     global _stdin  # noqa: PLW0603 a process has one
-    _stdin = _Stdin(stopped)
+    _stdin = _Stdin(seen)
+
+
+def seen_of_stdin() -> bytes:
+    """Return what was read of stdin to see what it is."""
+    return _stdin.seen.getvalue()
 
 
 def stdin_size() -> int:
-    """How many bytes the run has read from stdin."""
-    return _stdin.tell()
+    """Return how many bytes the run has read from stdin, here or in a worker."""
+    return _stdin.position
+
+
+def note_stdin_size(size: int) -> None:
+    """Note how many bytes a worker has read from stdin."""
+    _stdin.position = size
 
 
 @contextmanager

@@ -5,21 +5,13 @@ the tokenizer and the output; and sizes of training steps.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from typer import Option
 
-from packer_cli.options.option import (
-    OptionGroup,
-    Rule,
-    as_option,
-    mutually_exclusive,
-    needs,
-    options_of,
-)
+from packer_cli.options.option import OptionGroup, Rule, as_option, mutually_exclusive, needs
 from packer_cli.options.values import COUNT, choice, whole
 
 
@@ -43,7 +35,6 @@ class EncodingOptions(Workers):
     Beyond what --help has:
 
     notify, warn  get one-line messages: notes, and warnings, which are never silenced
-    stop          once it is set, work ends as soon as it can
     """
 
     tokenizer_backend: Annotated[
@@ -53,17 +44,11 @@ class EncodingOptions(Workers):
     ] = "auto"
     notify: Callable[[str], None] = _unheard
     warn: Callable[[str], None] = _unheard
-    stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
-
-    def for_another_process(self, workers: int) -> dict[str, Any]:
-        """Return the options that another process gets, by name, with so many workers."""
-        names = options_of(EncodingOptions)
-        return {name: getattr(self, name) for name in names} | {"workers": workers}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from packer_cli.errors import DataError, Interrupted, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.interrupts import as_flag, run_all
 from packer_cli.mixing import Choice
 from packer_cli.mixing.units import choice_of, unit_bytes_of, work_units
 from packer_cli.options.options import PADDED_BOUNDARIES, PackConfig
@@ -54,9 +53,9 @@ from packer_cli.run.additions import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import settle
+from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
-from packer_cli.run.source import prepare
-from packer_cli.run.unit import NOWHERE, Job, UnitMaker, UnitRows, pack_unit
+from packer_cli.run.unit import NOWHERE, UnitContext, UnitMaker, UnitRows, pack_unit
 
 _OF_SOURCE = ("documents", "tokens", "trained_tokens")  # figures of each source in rows
 _END = 8  # bytes of a shard after its last batch
@@ -127,7 +126,7 @@ class Planning:
 
         configs  differ in max_length and strategy only
         """
-        begin_stdin(self.options.stop.is_set)
+        begin_stdin()
         discovered = find_inputs(inputs, configs[0], self.options.notify)
         run = settle(discovered, configs[0], tokenizer, self.options)
         first, files = run.row_config, [*run.files]
@@ -194,22 +193,24 @@ class Planning:
 
     def _plans_of(self, run: Run, pass_: _PlanPass, progress: Progress) -> list[PartPlan]:
         """Plan the parts of a pass, in their order."""
-        planned = dict[int, PartPlan]()
-        source = prepare(run, [part.unit for part in pass_.parts], self.options)
-        job = Job(run, source, NOWHERE, self.options, progress)
-
-        def task(place: int, part: SamplePart) -> None:
-            plan = partial(plan_part, configs=pass_.configs, part=part, full=pass_.full_weight)
-            planned[place] = job.make(part.unit, plan)
-
-        with closing(job.source), as_flag():
-            try:
-                tasks = [partial(task, *numbered) for numbered in enumerate(pass_.parts)]
-                run_all(tasks, self.options.workers, self.options.stop, job.source.stop)
-            except Interrupted as error:
-                again = "nothing was written; run the same command again"
-                raise Interrupted(error.message, again) from error
-        return [planned[place] for place in range(len(pass_.parts))]
+        reporter = Reporter(self.options.notify, self.options.warn, progress)
+        options = replace(self.options, notify=reporter.notify, warn=reporter.warn)
+        context = UnitContext(run, NOWHERE, options, reporter)
+        pool = Pool(
+            partial(plan_part, context, pass_.configs, pass_.full_weight),
+            workers=self.options.workers,
+            prepare=context.load,
+            reporter=reporter,
+            describe=partial(_described, context),
+            attempts=ATTEMPTS if run.resumable else 1,
+        )
+        try:
+            with closing(pool), closing(pool.map(pass_.parts)) as planned:
+                plans = dict(planned)
+        except Interrupted as error:
+            again = "nothing was written; run the same command again"
+            raise Interrupted(error.message, again) from error
+        return [plans[place] for place in range(len(pass_.parts))]
 
 
 def _refuse_stale(to: Path, run: Run, recipe: str) -> None:
@@ -410,23 +411,29 @@ class PartPlan:
 
 
 def plan_part(
-    unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: SamplePart, full: float
+    context: UnitContext, configs: Sequence[PackConfig], full: float, part: SamplePart
 ) -> PartPlan:
-    """Plan the rows that `pack_unit` writes with each of the configurations.
+    """Plan, in a worker, the rows that `pack_unit` writes with each of the configurations.
 
     configs  differ in nothing that concerns documents
-    part     the slices that are read
     full     bytes of text to repeat the documents of a smaller part to
+    part     the slices that are read
 
     Raises the errors of `pack_unit`.
     """
-    reader = PartReader(job.source.read, part)
-    source = replace(job.source, read=reader)
-    job = replace(job, source=source, is_sample=not part.is_work_unit)
-    planner = PartPlanner(job, configs, part, reader, full)
-    pack_unit(unit, job, planner)
-    job.source.confirm()
-    return planner.plan()
+
+    def plan(unit: WorkUnit, context: UnitContext) -> PartPlan:
+        planner = PartPlanner(context, configs, part, full)
+        pack_unit(unit, context, planner)
+        return planner.plan()
+
+    planned = context.make(part.unit, plan)
+    context.source.confirm()
+    return planned
+
+
+def _described(context: UnitContext, part: SamplePart) -> str:
+    return context.described(part.unit)
 
 
 class PartPlanner(UnitMaker):
@@ -437,17 +444,14 @@ class PartPlanner(UnitMaker):
     """
 
     def __init__(
-        self,
-        job: Job,
-        configs: Sequence[PackConfig],
-        part: SamplePart,
-        reader: PartReader,
-        full: float,
+        self, job: UnitContext, configs: Sequence[PackConfig], part: SamplePart, full: float
     ) -> None:
         super().__init__(part.unit, job)
-        self._part, self._reader, self._full = part, reader, full
+        self._part, self._full = part, full
+        self._reader = self.read = PartReader(job.source.read, part)
+        self.is_sample = not part.is_work_unit
         # progress counts the tokens of one configuration
-        silent = replace(job, progress=Progress(0, show=False))
+        silent = job.silenced()
         self._planned = [PlannedTotals() for _ in configs]
         self._rows = [
             UnitRows(part.unit, job if planned is self._planned[0] else silent, config,
@@ -517,7 +521,7 @@ class RowCounter:
 
     rows_at_once = 0  # no tokens are needed
 
-    def __init__(self, config: PackConfig, job: Job, planned: PlannedTotals) -> None:
+    def __init__(self, config: PackConfig, job: UnitContext, planned: PlannedTotals) -> None:
         self._planned = planned
         self._batch, self._most = stored_batch_rows(config), config.shard_bytes
         if config.view:

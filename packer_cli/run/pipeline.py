@@ -2,21 +2,21 @@
 
     find_inputs -> settle -> Run          what is to be done
     locked_output, begin                  where, and which units are done already
-    Job, on threads                       the rest
+    Pool of UnitContext.pack_and_commit   the rest
     finalize                              one result of all units' records
     publish                               uploaded, if its place is a URL
 
-Units go to threads, of further processes where there are many (`processes.py`). Of several ranks,
-each packs every W-th unit, from the R-th on; the last one to end finds that all units have a
+Units go to forked workers (`pool.py`). Of several ranks, each packs every W-th unit, from the R-th
+on; the last one to end finds that all units have a
 record, and finishes. The command of any rank does so again where a rank was killed.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import (
+    DataError,
     InputChangedError,
     Interrupted,
     PackerError,
@@ -33,7 +34,7 @@ from packer_cli.errors import (
     named,
     nearest,
 )
-from packer_cli.inputs.byte_streams import STDIN, begin_stdin
+from packer_cli.inputs.byte_streams import STDIN, begin_stdin, note_stdin_size
 from packer_cli.inputs.detection import (
     NOTHING_KNOWN,
     IgnoredColumns,
@@ -65,8 +66,9 @@ from packer_cli.run.commits import UnitRecord, begin
 from packer_cli.run.finalize import check_url, finalize, publish
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
 from packer_cli.run.place import UNIT_RECORDS, InUseError, LockedOutput, discard, locked_output
-from packer_cli.run.processes import pack_on_this_machine
+from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.source import choose_encoding, choose_tokenized
+from packer_cli.run.unit import UnitContext, UnitSummary
 from packer_cli.tokenization.locate import choose
 
 _ANSWERED = (
@@ -89,13 +91,12 @@ def pack(
     storage, Interrupted for Ctrl-C. Units that are packed by then are kept for the next run.
     """
     begun = time.monotonic()
-    options = replace(options, stop=threading.Event())
     url = storage.public(str(destination)) if storage.is_url(str(destination)) else None
     destination = url or destination
     if url:
         check_url(url, options)
     _refuse_impossible(inputs, config, options, tokenizer_name)
-    begin_stdin(options.stop.is_set)
+    begin_stdin()
     notes = _HeldNotes(options.notify)
     looking = replace(options, notify=notes.hold)
     try:
@@ -237,10 +238,11 @@ def _pack_locked(
     new = replace(run, units=tuple(unit for unit in run.units if unit.index not in kept))
     try:
         _pack_rest(new, output.work, options)
-    except PackerError as error:
-        if not is_kept:
-            raise
-        raise _with_progress(error, new, output.work, may_replace) from error
+    except (PackerError, KeyboardInterrupt) as problem:
+        error = problem if isinstance(problem, PackerError) else Interrupted("interrupted")
+        if is_kept:
+            error = _with_progress(error, new, output.work, may_replace)
+        raise error from problem
     if options.as_rank:
         return None
     return finalize(run, output, kept)
@@ -259,9 +261,49 @@ def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
         if options.engine == "ray":
             from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
-            pack_on_ray(run, units, work, options, progress)
-            return
-        pack_on_this_machine(run, units, work, options, progress)
+            summaries = pack_on_ray(run, units, work, options, progress)
+        else:
+            summaries = _pack_in_workers(run, units, work, options, progress)
+        with closing(summaries):
+            _count_rejected(summaries, run, work)
+
+
+def _pack_in_workers(
+    run: Run, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
+) -> Generator[UnitSummary, None, None]:
+    """Pack units in forked workers. Raises what packing a unit raises."""
+    reporter = Reporter(options.notify, options.warn, progress)
+    heard = EncodingOptions(
+        options.workers, options.tokenizer_backend, reporter.notify, reporter.warn
+    )
+    context = UnitContext(run, work, heard, reporter)
+    pool = Pool(
+        context.pack_and_commit,
+        workers=options.workers,
+        prepare=context.load,
+        reporter=reporter,
+        describe=context.described,
+        attempts=ATTEMPTS if run.resumable else 1,  # stdin cannot be read a second time
+    )
+    with closing(pool), closing(pool.map(units)) as packed:
+        for _, summary in packed:
+            yield summary
+
+
+def _count_rejected(summaries: Iterable[UnitSummary], run: Run, work: Path) -> None:
+    """Raise DataError as soon as there are more bad records than a number allows; a share is known
+    only at the end.
+    """
+    total, limit = 0, run.config.max_errors
+    for summary in summaries:
+        if not run.resumable:
+            note_stdin_size(summary.stdin_bytes)
+        total += summary.rejected
+        if isinstance(limit, int) and total > limit:
+            raise DataError(
+                f"{total:,} records are bad so far; --max-errors is {limit}",
+                f"see {work}/rejected-*.jsonl, or raise --max-errors",
+            )
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:

@@ -2,59 +2,58 @@
 
     packer pack ... --engine ray      extra: ray
 
-The workers read the inputs and write the output directory themselves, so all machines must see
-both under the same paths. A worker that dies is replaced, and its task tried again, by Ray.
+Ray's workers read the inputs and write the output directory themselves, so all machines must see
+both under the same paths. Each has a pool of one worker (`pool.py`), which limits what templates
+may take. A Ray worker that dies is replaced, and its task tried again, by Ray.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import packer_cli
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
-from packer_cli.interrupts import as_flag, handled_as_before
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
 from packer_cli.run.identity import RUN, Run
-from packer_cli.run.processes import Packed
-from packer_cli.run.source import prepare
-from packer_cli.run.unit import Job
+from packer_cli.run.pool import Pool, Reporter
+from packer_cli.run.unit import UnitContext, UnitSummary
 
 _RETRIES = 3
 _AHEAD = 2  # tasks for each core, so that no core is ever idle
 _SECONDS = 0.5
 _CONNECT_SECONDS = 10.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def pack_on_ray(
-    run: Run,
-    units: Sequence[WorkUnit],
-    work: Path,
-    options: RunOptions,
-    progress: Progress,
-) -> None:
+    run: Run, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
+) -> Generator[UnitSummary, None, None]:
     """Pack `units` into the work folder. Raises UsageError without Ray, DataError for a unit
     whose worker was lost too often, and what packing a unit raises.
     """
-    # not the run itself, which may name a million units: a worker fetches it once
-    its = options.for_another_process(workers=1)
+    silent = EncodingOptions(1, options.tokenizer_backend)
+    context = UnitContext(run, work.resolve(), silent, Reporter())
     queue, running = iter(units), dict[Any, WorkUnit]()
-    with _connected() as ray, as_flag() as interrupted:
+    with _connected() as (ray, interrupted):
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
-        place = ray.put(_Told(run, work.resolve(), Path.cwd(), its))
-        told = packer_cli.__version__, place  # looking a version up takes a millisecond
+        # not the run itself, which may name a million units: a worker fetches it once
+        place = ray.put(WorkerSetup(context, Path.cwd()))
+        setup = packer_cli.__version__, place  # looking a version up takes a millisecond
         most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         options.notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
         while True:
             while len(running) < most and (unit := next(queue, None)):
-                running[task.remote(told, unit)] = unit
+                running[task.remote(setup, unit)] = unit
             if not running:
                 return
             done_now = ray.wait(list(running), timeout=_SECONDS)[0]
@@ -63,7 +62,7 @@ def pack_on_ray(
             for done in done_now:
                 unit = running.pop(done)
                 try:
-                    packed = ray.get(done)
+                    summary: UnitSummary = ray.get(done)
                 except ray.exceptions.RayTaskError as error:
                     raise (error.cause if isinstance(error.cause, PackerError) else error) from None
                 except ray.exceptions.RayError as error:  # a worker or a machine was lost too often
@@ -71,12 +70,18 @@ def pack_on_ray(
                         f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
                         "see Ray's logs for why; run the same command again to continue",
                     ) from error
-                packed.show(progress)
+                progress.read(summary.size, summary.documents)
+                progress.wrote(summary.tokens, summary.slots)
+                yield summary
 
 
 @contextmanager
-def _connected() -> Iterator[Any]:
-    """Ray, connected to the cluster that RAY_ADDRESS names, if any. Raises UsageError."""
+def _connected() -> Iterator[tuple[Any, Callable[[], bool]]]:
+    """Connect to the cluster that RAY_ADDRESS names, if any. Yields Ray, and what returns True once
+    the run is to end: an exception out of a signal's handler would leave Ray's locks taken.
+
+    Raises UsageError.
+    """
     address = os.environ.get("RAY_ADDRESS")
     try:
         import ray  # noqa: PLC0415 an extra
@@ -85,25 +90,34 @@ def _connected() -> Iterator[Any]:
             "--engine ray: Ray is not installed", needs_extra("--engine ray", "ray")
         ) from None
     _refuse_unreachable(address)
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {one: signal.getsignal(one) for one in _SIGNALS} if is_main else {}
+    came = list[int]()
     try:
-        with handled_as_before():  # Ray takes SIGTERM for itself
-            ray.init(
-                address,
-                log_to_driver=False,
-                include_dashboard=False if address is None else None,
-                logging_level=logging.ERROR,
-            )
+        ray.init(
+            address,
+            log_to_driver=False,
+            include_dashboard=False if address is None else None,
+            logging_level=logging.ERROR,
+        )
+        for number, handler in handlers.items():  # Ray has taken SIGTERM for itself
+            if handler is signal.default_int_handler:
+                signal.signal(number, lambda number, frame: came.append(number))
+        yield ray, lambda: bool(came)
     except (ConnectionError, RuntimeError, ValueError) as error:
+        if ray.is_initialized():
+            raise
         raise UsageError(
             f"--engine ray: {address}: {str(error).splitlines()[0]}",
             "check that the cluster runs: ray status",
         ) from error
-    try:
-        yield ray
     finally:
         # Ray ends the workers of a driver that has gone; ray.cancel(force=True) beside that aborts
         # the whole process now and then (task_manager.cc, "unexpected system state", Ray 2.60)
         ray.shutdown()
+        for number, handler in handlers.items():
+            if handler is not None:  # one that is not of Python cannot be set again
+                signal.signal(number, handler)
 
 
 def _refuse_unreachable(address: str | None) -> None:
@@ -119,26 +133,24 @@ def _refuse_unreachable(address: str | None) -> None:
         ) from error
 
 
-class _Told(NamedTuple):
-    """All that a worker needs to know about a run. `directory`: from which its inputs are named."""
+class WorkerSetup(NamedTuple):
+    """What a Ray worker needs to know of a run. `directory`: inputs are named from there."""
 
-    run: Run
-    folder: Path
+    context: UnitContext
     directory: Path
-    options: dict[str, Any]  # of `EncodingOptions`
 
 
-_jobs: dict[Any, Job] = {}
+_pools: dict[Any, Pool[WorkUnit, UnitSummary]] = {}
 
 
-def _pack_unit(told: tuple[str, Any], unit: WorkUnit) -> Packed:
-    """In a Ray worker: pack a unit. `told`: packer's version, and a reference to what to know, not
-    as an argument of its own, for Ray would fetch it for every unit.
+def _pack_unit(setup: tuple[str, Any], unit: WorkUnit) -> UnitSummary:
+    """Pack a unit, in a Ray worker. `setup`: packer's version, and a reference to a WorkerSetup,
+    not as an argument of its own, for Ray would fetch it for every unit.
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """
-    version, place = told
-    if place not in _jobs:
+    version, place = setup
+    if place not in _pools:
         import ray  # noqa: PLC0415 an extra
 
         if version != packer_cli.__version__:
@@ -146,18 +158,17 @@ def _pack_unit(told: tuple[str, Any], unit: WorkUnit) -> Packed:
                 f"this worker has packer {packer_cli.__version__}, the run {version}",
                 "install the same packer on all machines",
             )
-        its: _Told = ray.get(place)
-        if not (its.folder / RUN).is_file():
+        context, directory = ray.get(place)
+        if not (context.folder / RUN).is_file():
             raise DataError(
-                f"{its.folder}/{RUN}: cannot be read by this worker",
+                f"{context.folder}/{RUN}: cannot be read by this worker",
                 "the output must be a directory that all machines see",
             )
-        for old in list(_jobs):
-            _jobs.pop(old).source.close()
-        os.chdir(its.directory)
-        silent, options = Progress(0, show=False), EncodingOptions(**its.options)
-        source = prepare(its.run, [unit], options)
-        _jobs[place] = Job(its.run, source, its.folder, options, silent)
-    result = _jobs[place].pack(unit)
-    _jobs[place].commit(result)
-    return Packed.of(result, _jobs[place].run)
+        for old in list(_pools):
+            _pools.pop(old).close()
+        os.chdir(directory)
+        _pools[place] = Pool(
+            context.pack_and_commit, prepare=context.load, describe=context.described
+        )
+    ((_, summary),) = _pools[place].map([unit])
+    return summary

@@ -1,10 +1,9 @@
 """From a run's slices to tokens: what makes them is chosen first, then loaded.
 
     choose_encoding(shape, config, ...) -> Chosen      the tokenizer and the template, not loaded
-    prepare(run, units, ...)            -> Source      loaded, with the reader
+    prepare(run, ...)                   -> Source      loaded, with the reader
 
-What was chosen is part of a run's identity. Templates render in processes beside the run; texts in
-other files of the same run are read here. Documents of tokenized directories are tokens already:
+What was chosen is part of a run's identity. Documents of tokenized directories are tokens already:
 there, the tokenizer's copies and figures are enough, and nothing is loaded.
 """
 
@@ -13,16 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, structs
 
+from packer_cli.chat.limits import LimitedComposer
+from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import DamagedInputError, UsageError, os_errors
-from packer_cli.inputs.byte_streams import peeking
+from packer_cli.inputs.byte_streams import STDIN, peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
@@ -39,7 +39,6 @@ from packer_cli.records import (
     Notify,
     Records,
     Slice,
-    WorkUnit,
     turn_position,
 )
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
@@ -51,6 +50,7 @@ from packer_cli.result.manifest import (
 )
 from packer_cli.result.reader import check_side_file
 from packer_cli.run.identity import Chosen, Run
+from packer_cli.run.pool import Pool
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
@@ -71,8 +71,8 @@ from packer_cli.tokenization.tokenizer import (
 from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
+    from packer_cli.chat.documents import Composer
     from packer_cli.chat.messages import Conversation
-    from packer_cli.chat.processes import ComposingProcesses
     from packer_cli.chat.renderer import Document
     from packer_cli.chat.templates import TemplateChoice
 
@@ -217,7 +217,6 @@ class Source:
     read: Read
     encode: Encode
     tokenizer: Tokenizer | None = None
-    processes: ComposingProcesses | None = field(default=None, repr=False)
     tokenized: TokenizedInputs | None = None
     info: TokenizerInfo | None = None
 
@@ -226,18 +225,12 @@ class Source:
         if self.tokenizer is not None:
             self.tokenizer.finish()
 
-    def stop(self) -> None:
-        """End the processes that threads may be waiting for; `close` must still be called."""
-        if self.processes is not None:
-            self.processes.stop()
 
-    def close(self) -> None:
-        if self.processes is not None:
-            self.processes.close()
+def prepare(run: Run, options: EncodingOptions) -> Source:
+    """Load what the units of a run need. Raises UsageError.
 
-
-def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> Source:
-    """Load what `run` needs for `units`. Raises UsageError."""
+    Chat templates are only named here: each worker analyses them when it reads its first records.
+    """
     if run.is_tokenized:
         # inputs that no unit reads need not be there any more, as with --add
         used = {part.file for unit in run.units for part in unit.slices}
@@ -247,57 +240,64 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
     if run.chosen.name is None:
         encoders = {name: _plain_encoder(*one) for name, one in own.items()}
         return Source(_reading(own), _by_shape(encoders))
-    read, renders, processes = _composing(own, run)
-    rendered = {name for name in renders if uses_template(*own[name])}
-    ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
-    file, texts = ahead[0][0], iter(tuple[str]())
-    if file.shape not in rendered or run.resumable:
-        first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
-        # what would be rendered for this would take seconds: its own words will do
-        texts = _first_texts(own[file.shape][0], file, first, _reading(own) if rendered else read)
-    try:
-        for one, part in ahead if run.resumable else ():
-            if processes is not None and one.shape in rendered:
-                processes.start(one, part)
-        framing = _framing_of(own[file.shape][1])
-        tokenizer = bytes_tokenizer(framing) if files is None else load_tokenizer(
-            files, backend=options.tokenizer_backend, framing=framing, first_documents=texts,
-            notify=options.notify,
-        )  # fmt: skip
-        return _source(own, files, tokenizer, read, renders, processes)
-    except BaseException:
-        if processes is not None:
-            processes.close()
-        raise
+    read, renders = _composing(own, run)
+    file = run.files[run.units[0].slices[0].file]
+    framing = _framing_of(own[file.shape][1])
+    tokenizer = bytes_tokenizer(framing) if files is None else load_tokenizer(
+        files, backend=options.tokenizer_backend, framing=framing,
+        first_documents=_first_texts(*own[file.shape], file), notify=options.notify,
+    )  # fmt: skip
+    return _source(own, files, tokenizer, read, renders)
 
 
-def _composing(
-    own: _Own, run: Run
-) -> tuple[Read, dict[str | None, _Render], ComposingProcesses | None]:
-    """What reads slices, what renders those that are supervised, and the processes
-    in which it does so where a chat template is used.
-    """
-    reads, renders, processes = dict[str | None, Read](), dict[str | None, _Render](), None
-    composers = _composers(own, run.chosen.files, run.chosen.template)
-    rendered = {name: one for name, one in composers.items() if uses_template(*one[:2])}
-    if rendered:
-        from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
+def _composing(own: _Own, run: Run) -> tuple[Read, dict[str | None, _Render]]:
+    """Return what reads slices, and what renders conversations of each shape that is supervised."""
+    reads, renders = dict[str | None, Read](), dict[str | None, _Render]()
+    for name, parts in _composers(own, run.chosen.files, run.chosen.template).items():
+        from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
 
-        processes = ComposingProcesses(rendered)
-    for name, parts in composers.items():
-        if processes is not None and name in rendered:
-            renders[name] = partial(processes.render, name)
-            if own[name][0].kind == TRACE:  # the ids are there
-                continue
-            reads[name] = processes.read
-            if not run.resumable:
-                reads[name] = partial(_read_here, _reading(own), processes)
-        else:
-            from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-
+        composer: Composer | LimitedComposer | _Elsewhere
+        if not uses_template(*parts[:2]):
             composer = make_composer(*parts)
-            renders[name], reads[name] = composer.render, composer.read
-    return _reading(own, reads), renders, processes
+        elif run.resumable:
+            composer = LimitedComposer(parts)
+        else:
+            composer = _Elsewhere(LimitedComposer(parts), _reading(own))
+        renders[name] = composer.render
+        if own[name][0].kind != TRACE:  # the ids of a trace are there
+            reads[name] = composer.read
+    return _reading(own, reads), renders
+
+
+class _Elsewhere:
+    """Renders in a worker of its own what this process reads: what came from stdin cannot be read
+    again if a template holds up the worker.
+    """
+
+    def __init__(self, composer: LimitedComposer, read: Read) -> None:
+        self._composer, self._read = composer, read
+        self._pool = Pool(self._perform, describe=lambda item: STDIN)
+
+    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
+        return (self._in_worker("compose", records) for records in self._read(file, part))
+
+    def render(self, conversation: Conversation) -> Document:
+        """Raises RefusedError."""
+        document = self._in_worker("render", conversation)
+        if isinstance(document, str):
+            raise RefusedError(document)
+        return document  # type: ignore[no-any-return]
+
+    def _in_worker(self, method: str, argument: Any) -> Any:
+        ((_, result),) = self._pool.map([(method, argument)])
+        return result
+
+    def _perform(self, item: tuple[str, Any]) -> Any:
+        method, argument = item
+        try:
+            return getattr(self._composer, method)(argument)
+        except RefusedError as error:
+            return str(error)
 
 
 def _reading(own: _Own, others: Mapping[str | None, Read] = MappingProxyType({})) -> Read:
@@ -315,26 +315,15 @@ def _by_shape(encoders: dict[str | None, Encode]) -> Encode:
     return lambda records, file: encoders[file.shape](records, file)
 
 
-def _read_here(
-    read: Read, processes: ComposingProcesses, file: InputFile, part: Slice
-) -> Iterator[Records]:
-    """Rendered in other processes, but read in this one, which has the stdin."""
-    from packer_cli.chat.encoder import placed  # noqa: PLC0415
-    from packer_cli.chat.messages import UndecidableError  # noqa: PLC0415
-
-    for records in read(file, part):
-        try:
-            yield processes.compose(records, file.shape)
-        except UndecidableError as error:
-            raise placed(error, file) from error
-
-
-def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
-    """Some texts from the beginning of the input, or strings of its fields, to check the engine."""
+def _first_texts(shape: Shape, config: DocumentConfig, file: InputFile) -> Iterator[str]:
+    """Yield texts from the beginning of the input, to check the fast engine. Of records that a
+    template renders, what they hold.
+    """
     if shape.is_of_tokens:
         return
+    part = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
     with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
-        for records in read(file, part):
+        for records in reader_for(file.format).read(file, part, shape, config):
             yield from records.texts or _strings_in(records.fields or [])
             if part.stop is None:  # the rest is the whole input
                 return
@@ -355,7 +344,6 @@ def _source(
     tokenizer: Tokenizer,
     read: Read,
     renders: dict[str | None, _Render],
-    processes: ComposingProcesses | None,
 ) -> Source:
     """Reads and encodes the files of each shape. UsageError where the tokenizer lacks what goes
     around documents.
@@ -376,7 +364,7 @@ def _source(
                 its, its_config, tokenizers[name], files, renders.get(name)
             )
     info = structs.replace(infos[0], **around)
-    return Source(read, _by_shape(encoders), tokenizer, processes, info=info)
+    return Source(read, _by_shape(encoders), tokenizer, info=info)
 
 
 def _plain_encoder(

@@ -1,28 +1,28 @@
 """One work unit, packed or tokenized: its documents read, its rows or documents written.
 
-    result = job.pack(unit)     its shards lie in the work folder
-    job.commit(result)          they are on the disk, hashed, and its record is written
-
+    job.pack_and_commit(unit)   its shards are on the disk, hashed, and its record is written
     pack_unit(unit, job)        documents fitted, planned, filled and written as rows, or as they
                                 are where there are no options of rows
 
-The executor decides who packs a unit, and how many at a time: threads, ranks or Ray. Nothing else
-is passed on between two units, so a run is as safe as its records are.
+A unit is a pure function of its slices and the options. Whoever packs it (a worker of the pool, a
+rank, Ray) gets the same bytes, and a unit whose worker is lost is simply packed again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
-from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChildError, named
-from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.errors import DamagedInputError, DataError, named
+from packer_cli.inputs.byte_streams import STDIN, stdin_size
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs
@@ -37,7 +37,6 @@ from packer_cli.packing.fitting import (
     pieces_of,
 )
 from packer_cli.packing.window import PlannedRows, Window, trained_in
-from packer_cli.progress import Progress
 from packer_cli.records import (
     TURNS,
     BadRecord,
@@ -55,35 +54,40 @@ from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_
 from packer_cli.result.shard_writer import DocumentWriter, LazyFile, ShardWriter
 from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
 from packer_cli.run.identity import Run
-from packer_cli.run.source import Source
+from packer_cli.run.pool import Reporter
+from packer_cli.run.source import Source, prepare
 from packer_cli.storage import is_url, sync
+from packer_cli.tokenization.encoding import Read
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
-_ATTEMPTS = 3
 _WHOLE = -1  # the position of a bad record that is a whole file
 _HUGE = "the most is", "cut it in the input"
 _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that the units of a run share. Safe to share between threads.
+class UnitContext:
+    """What all units of a run share. It can be sent to another process, which loads it again.
 
-    source     gives their documents; to be closed at the end
     folder     where a unit's files are written; NOWHERE: only figures are kept
-    damaged    why inputs, by index, cannot be decoded: a unit is made without them
-    is_sample  of units, parts of files are read: others need not have found the same damage
-    rejected   how many bad records the committed units have that have any
+    progress   gets figures of what is read and written
+    damaged    why inputs, by index, cannot be decoded: the unit is made without them
     """
 
     run: Run
-    source: Source
     folder: Path
     options: EncodingOptions
-    progress: Progress
-    damaged: Mapping[int, str] = field(default_factory=dict)
-    is_sample: bool = False
-    rejected: list[int] = field(default_factory=list)
+    progress: Reporter
+    damaged: dict[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def source(self) -> Source:
+        """Reads the units' documents. Loading it raises UsageError."""
+        return prepare(self.run, self.options)
+
+    def load(self) -> None:
+        """Load the source."""
+        _ = self.source
 
     @property
     def pad_token_id(self) -> int:
@@ -94,64 +98,68 @@ class Job:
     def tokenizer_sha256(self) -> str:
         return self.source.info.sha256 if self.source.info else ""
 
-    def stop_if_asked(self) -> None:
-        """Raise Interrupted once the options' `stop` is set."""
-        if self.options.stop.is_set():
-            raise Interrupted("stopped")
-
     def file(self, name: str) -> LazyFile:
-        """A file beside a unit's shards."""
+        """Return a file beside a unit's shards."""
         return LazyFile(NOWHERE if self.folder == NOWHERE else self.folder / name)
+
+    def make(self, unit: WorkUnit, make: Callable[[WorkUnit, UnitContext], _Made]) -> _Made:
+        """Return what `make` makes of a unit. Where bad records are skipped, it is made anew
+        without inputs that turn out not to be decoded, so that nothing depends on how much could be
+        read of them.
+        """
+        self.damaged.clear()
+        while True:
+            try:
+                return make(unit, self)
+            except _LeftOutError as error:
+                self.damaged[error.index] = error.reason
 
     def pack(self, unit: WorkUnit) -> UnitResult:
         """Write the unit's shards."""
         return self.make(unit, pack_unit)
 
-    def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
-        """Give what `make` makes of a unit. It is made anew, before the run fails, where a process
-        is lost on the way; and, where bad records are skipped, without inputs that turn out not to
-        be decoded, so that nothing depends on how much could be read of them.
-        """
-        job, lost = self, 0
-        while True:
-            try:
-                return make(unit, job)
-            except _LeftOutError as error:
-                job = replace(job, damaged={**job.damaged, error.index: error.reason})
-            except LostChildError as error:
-                self.stop_if_asked()
-                parts = [f"{self.run.files[part.file].path} from {part.start:,}"
-                         for part in unit.slices]  # fmt: skip
-                what = f"unit {unit.index} ({named(parts, 3)}): {error.message}"
-                if not self.run.resumable:  # stdin cannot be read a second time
-                    raise DataError(what, error.tip) from error
-                lost += 1
-                if lost == _ATTEMPTS:
-                    raise DataError(
-                        f"{what}, {_ATTEMPTS} times",
-                        "if memory ran out, use fewer --workers; run the same command again to "
-                        "continue",
-                    ) from error
-                self.options.notify(f"{what}; packing it again")
+    def pack_and_commit(self, unit: WorkUnit) -> UnitSummary:
+        """Write the unit's shards, bring them to the disk, and write its record, last."""
+        result = self.pack(unit)
+        self._commit(result)
+        counts = result.counts
+        slots = counts.tokens
+        if not self.run.is_to_tokenize:
+            slots = counts.rows * self.run.row_config.max_length
+        figures = counts.documents, counts.tokens, slots, counts.rejected_records
+        return UnitSummary(unit.weight, *figures, stdin_size())
 
-    def commit(self, result: UnitResult) -> None:
-        """Sync the unit to the disk, its record last. Raises DataError as soon as there are more
-        bad records than a number allows; a share is known only at the end.
-        """
-        unit, stopped = result.unit, self.options.stop.is_set
+    def first_texts(self, wanted: tuple[Sequence[Slice], int]) -> list[str]:
+        """Return the first texts of slices. `wanted`: the slices, and how many texts at most."""
+        slices, most = wanted
+        every = (self.source.read(self.run.files[part.file], part) for part in slices)
+        texts = (records.texts or [] for records in chain.from_iterable(every))
+        return [*islice(chain.from_iterable(texts), most)]
+
+    def silenced(self) -> UnitContext:
+        """Return a context of the same source that reports no progress."""
+        other = replace(self, progress=Reporter())
+        other.__dict__["source"] = self.source
+        return other
+
+    def described(self, unit: WorkUnit) -> str:
+        """Return the unit's name in messages."""
+        files = self.run.files
+        parts = [f"{files[part.file].path} from {part.start:,}" for part in unit.slices]
+        return f"unit {unit.index} ({named(parts, 3)})"
+
+    def _commit(self, result: UnitResult) -> None:
         for shard in result.shards:
             sync(self.folder / shard.file)
-            name_by_content(self.folder, shard, stopped)
-            self.stop_if_asked()
+            name_by_content(self.folder, shard)
         for made in (result.squared_lengths, result.rejected):
             if made.path is not None:
                 sync(made.path)
-        digests = self._digests(unit)
+        digests = self._digests(result.unit)
         self.source.confirm()
-        self.stop_if_asked()  # digests end early then
         record = UnitRecord(
-            unit.index,
-            unit.slices,
+            result.unit.index,
+            result.unit.slices,
             result.shards,
             result.counts.as_json(),
             msgspec.to_builtins(self.source.info),
@@ -160,33 +168,33 @@ class Job:
             digests,
         )
         write_unit(self.folder, record)
-        self.count_rejected(result.counts.rejected_records)
 
     def _digests(self, unit: WorkUnit) -> list[tuple[int, str]]:
-        """(file, sha256) of the local inputs of which the unit reads the beginning. Raises
-        InputChangedError where an input of the unit is not what it was when the run began.
+        """Return (file, sha256) of the local inputs of which the unit reads the beginning. Raises
+        InputChangedError if an input of the unit is not what it was when the run began.
         """
         found = list[tuple[int, str]]()
         begun = {part.file for part in unit.slices if not part.start}
         for index in sorted({part.file for part in unit.slices}):
             file = self.run.files[index]
             if index in begun and not (file.path == STDIN or is_url(file.path)):
-                found.append((index, digest(file.path, self.options.stop.is_set)[1]))
+                found.append((index, digest(file.path)[1]))
             check_unchanged(file)
         return found
 
-    def count_rejected(self, bad: int) -> None:
-        """Count the bad records of one more unit, which other processes may have packed. Raises
-        DataError when they are too many.
-        """
-        limit = self.run.config.max_errors
-        if bad and isinstance(limit, int):
-            self.rejected.append(bad)
-            if (total := sum(self.rejected)) > limit:
-                raise DataError(
-                    f"{total:,} records are bad so far; --max-errors is {limit}",
-                    f"see {self.folder}/rejected-*.jsonl, or raise --max-errors",
-                )
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "source"}
+
+
+class UnitSummary(NamedTuple):
+    """What a worker reports of a unit that is packed. `stdin_bytes`: read by then."""
+
+    size: int
+    documents: int
+    tokens: int
+    slots: int
+    rejected: int
+    stdin_bytes: int
 
 
 @dataclass(frozen=True)
@@ -208,10 +216,14 @@ class UnitMaker:
     counts     of what is read, and of what becomes of it
     rejected   bad records, a line each; where they are errors, the first ends the run
     sums       takes the squared lengths of rows, if there are any
+    is_sample  parts of files are read: others need not have found the same damage
     """
 
-    def __init__(self, unit: WorkUnit, job: Job) -> None:
+    is_sample = False
+
+    def __init__(self, unit: WorkUnit, job: UnitContext) -> None:
         self.unit, self.job, self.counts = unit, job, Counts()
+        self.read: Read = job.source.read
         self.rejected = job.file(rejected_name(unit.index))
         self.sums = job.file(squared_lengths_name(unit.index))
 
@@ -245,7 +257,6 @@ class UnitMaker:
                 left_out.add(part.file)
                 continue
             for records in self._decoded(file, part):
-                job.stop_if_asked()
                 batch, bad, more = job.source.encode(records, file)
                 self.counts.add(more)
                 if bad:
@@ -261,7 +272,6 @@ class UnitMaker:
 
     def _tokenized(self, tokenized: TokenizedInputs) -> Iterator[Documents]:
         for batch in tokenized.read(self.unit):
-            self.job.stop_if_asked()
             self.job.progress.read(0, len(batch.position))
             yield batch
         self.job.progress.read(self.unit.weight, 0)
@@ -269,12 +279,12 @@ class UnitMaker:
     def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
         """The records of a slice. Raises _LeftOutError for an input that is to be left out."""
         try:
-            yield from self.job.source.read(file, part)
+            yield from self.read(file, part)
         except DamagedInputError as error:
             check_unchanged(file)  # a file being written to looks cut short; that is the cause
             if self.job.run.config.on_error == "fail" or file.path == STDIN:
                 raise
-            if not (part.is_whole or self.job.is_sample):  # others may have packed the rest of it
+            if not (part.is_whole or self.is_sample):  # others may have packed the rest of it
                 raise DataError(
                     f"{error.message}; only files that one work unit reads are skipped",
                     "fetch or write it again, leave it out, or give --unit-bytes more than it has",
@@ -295,10 +305,8 @@ class UnitMaker:
             figures.rejected_records += len(bad)
 
 
-def pack_unit(unit: WorkUnit, job: Job, maker: UnitMaker | None = None) -> UnitResult:
-    """Read the unit's documents and write its shards, or have `maker` take them. Raises Interrupted
-    once `stop` is set.
-    """
+def pack_unit(unit: WorkUnit, job: UnitContext, maker: UnitMaker | None = None) -> UnitResult:
+    """Read the unit's documents and write its shards, or have `maker` take them."""
     if maker is None:
         rows = isinstance(job.run.config, PackConfig)
         maker = UnitRows(unit, job, job.run.row_config) if rows else UnitDocuments(unit, job)
@@ -321,7 +329,7 @@ class _LeftOutError(Exception):
         self.index, self.reason = index, reason
 
 
-def _refuse_longer(batch: Documents, job: Job, most: int, most_is: str, tip: str) -> None:
+def _refuse_longer(batch: Documents, job: UnitContext, most: int, most_is: str, tip: str) -> None:
     """Raise DataError for a document of more than `most` tokens."""
     document = first_overlong(batch.offsets, most)
     if document < 0:
@@ -337,7 +345,7 @@ def _refuse_longer(batch: Documents, job: Job, most: int, most_is: str, tip: str
 class UnitDocuments(UnitMaker):
     """The documents of one unit, written as they come."""
 
-    def __init__(self, unit: WorkUnit, job: Job) -> None:
+    def __init__(self, unit: WorkUnit, job: UnitContext) -> None:
         super().__init__(unit, job)
         columns = job.run.config.value_columns
         schema = documents_schema(
@@ -351,7 +359,6 @@ class UnitDocuments(UnitMaker):
     def add(self, batch: Documents) -> None:
         """Raises DataError for documents that are too long to number."""
         _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
-        self.job.stop_if_asked()
         lengths = np.diff(batch.offsets)
         tokens = int(lengths.sum())
         self.counts.tokens += tokens
@@ -391,7 +398,7 @@ class UnitRows(UnitMaker):
     """
 
     def __init__(
-        self, unit: WorkUnit, job: Job, config: PackConfig, writer: RowWriter | None = None
+        self, unit: WorkUnit, job: UnitContext, config: PackConfig, writer: RowWriter | None = None
     ) -> None:
         """`writer`: takes the rows instead of shards."""
         super().__init__(unit, job)
@@ -453,7 +460,6 @@ class UnitRows(UnitMaker):
 
     def _write(self, planned: PlannedRows) -> None:
         documents, order, row_offsets = planned.documents, planned.order, planned.row_offsets
-        self.job.stop_if_asked()
         for rows in self._with_tokens(documents, order, row_offsets):
             self._writer.write(*rows)
         lengths, file = documents.lengths[order], documents.file[order]
@@ -478,7 +484,6 @@ class UnitRows(UnitMaker):
             yield documents, order, row_offsets
             return
         for first in range(0, len(row_offsets) - 1, step):
-            self.job.stop_if_asked()
             edges = row_offsets[first : first + step + 1]
             rows = tokenized.tokens.fetch(documents.take(order[edges[0] : edges[-1]]))
             yield rows, np.arange(len(rows)), edges - edges[0]

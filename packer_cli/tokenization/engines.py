@@ -254,12 +254,9 @@ class FastEngine:
 
     def _encode(self, data: UInt8) -> tuple[UInt32, Int64]:
         """(ids uint32[T], how many of them each text has that is not empty)."""
-        # "parallel" for what is at most one of the library's chunks means: on this thread, with
-        # whichever of its workers is free. Else all threads would queue for its one serial worker.
-        parallel = len(data) <= _FAST_BATCH_BYTES
         backend = self._begun(len(data))
         try:
-            result = backend.encode_batch(_as_source(backend, data), parallel=parallel)
+            result = backend.encode_batch(_as_source(backend, data), parallel=False)
         except BaseException as error:
             if not is_of_library(error):
                 raise

@@ -6,16 +6,15 @@
 
 Everything that is wrong becomes a `Problem`, one for each rule that a file breaks; only an unusable
 manifest raises an error. A shard whose digest differs is not read further. Reads each shard twice,
-and needs the memory of one record batch a thread.
+and needs the memory of one record batch a worker.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +22,7 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import astuple
 
-from packer_cli.errors import DataError, Interrupted, PackerError, named, os_errors
-from packer_cli.interrupts import run_all
+from packer_cli.errors import DataError, PackerError, named, os_errors
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.packing.figures import AttentionCost
@@ -70,6 +68,7 @@ from packer_cli.result.wording import plural
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 from packer_cli.run.identity import refuse_other_packer
 from packer_cli.run.place import is_replacing
+from packer_cli.run.pool import Pool, Reporter
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
@@ -97,22 +96,15 @@ class Problem(NamedTuple):
 
 
 class Findings:
-    """Figures that were checked, and all problems. Threads add to it under `lock`.
+    """Figures that were checked, and all problems.
 
     command  that made the result: pack or tokenize
-    stop     set to end the check early
     figures  numbers of checked shards, bytes, tokens, and rows or documents; and
              `units_packed_again`, None if inputs are not compared
     """
 
-    def __init__(
-        self,
-        command: str,
-        notify: Notify = lambda message: None,
-        stop: threading.Event | None = None,
-    ) -> None:
-        self.command, self.notify, self.stop = command, notify, stop or threading.Event()
-        self.lock = threading.Lock()
+    def __init__(self, command: str, notify: Notify = lambda message: None) -> None:
+        self.command, self.notify = command, notify
         self.problems: list[Problem] = []
         self._noun = "document" if command == "tokenize" else "row"
         self.figures: dict[str, int | None] = dict.fromkeys(
@@ -122,18 +114,18 @@ class Findings:
 
     def add(self, file: str, *texts: str, kind: str = DAMAGED) -> None:
         """Add a problem of a file for each text."""
-        with self.lock:
-            self.problems.extend(Problem(file, text, kind) for text in texts)
+        self.problems.extend(Problem(file, text, kind) for text in texts)
 
     def count(self, figure: str, more: int) -> None:
         """Add to a figure."""
-        with self.lock:
-            self.figures[figure] = (self.figures.get(figure) or 0) + more
+        self.figures[figure] = (self.figures.get(figure) or 0) + more
 
-    def stop_if_asked(self) -> None:
-        """Raise Interrupted once `stop` is set."""
-        if self.stop.is_set():
-            raise Interrupted("stopped")
+    def take(self, problems: list[Problem], figures: dict[str, int | None]) -> None:
+        """Add what a worker has found."""
+        self.problems += problems
+        for figure, number in figures.items():
+            if number is not None:
+                self.count(figure, number)
 
     def is_as_listed(
         self, name: str, path: Path | str, sha256: str, size: int | None = None,
@@ -143,8 +135,7 @@ class Findings:
         is missing or differs.
         """
         try:
-            found_size, found_sha256 = digest(path, self.stop.is_set, size)
-            self.stop_if_asked()
+            found_size, found_sha256 = digest(path, listed=size)
             text = f"its sha256 is {found_sha256}, the manifest says {sha256}"
             if size not in (None, found_size):
                 text = f"has {found_size} bytes, the manifest says {size}"
@@ -199,9 +190,10 @@ def verify(
     UsageError to compare a result of another version of packer.
     """
     facts, notify = load_any(directory, incomplete_too=True), options.notify
-    findings = Findings(facts.command, notify, options.stop)
+    findings = Findings(facts.command, notify)
     with Progress(sum(one.bytes for one in facts.shards), show=progress, doing="verifying") as bar:
-        checks = _checks(directory, facts, tokens, findings, bar)
+        reporter = Reporter(notify, options.warn, bar)
+        checks = _checks(directory, facts, tokens, findings, reporter)
         if compare is not None:
             then = facts.packer_version
             tip = f"verify it without --against-inputs, or with packer {then}; packer pack "
@@ -209,8 +201,12 @@ def verify(
         if facts.incomplete:
             notify(f"{directory} is marked incomplete: {facts.incomplete}")
         _check_files(directory, facts, findings)
-        units = (partial(checks.check_unit, unit) for unit in facts.shards_of_units())
-        run_all(units, options.workers, options.stop)
+        pool = Pool(
+            checks.checked_unit, workers=options.workers, reporter=reporter, may_run_here=True
+        )
+        with closing(pool), closing(pool.map([*facts.shards_of_units()])) as checked:
+            for _, unit in checked:
+                checks.take(unit)
         checks.check_totals()
     if compare is not None and findings.problems:
         notify("not compared with the inputs: the result itself has problems")
@@ -237,7 +233,7 @@ def recount(directory: Path, tokens: Paths | None = None) -> None:
     """
     facts = load_any(directory, incomplete_too=True)
     findings = Findings(facts.command)
-    checks = _checks(directory, facts, tokens, findings, Progress(0, show=False))
+    checks = _checks(directory, facts, tokens, findings, Reporter())
     for unit in facts.shards_of_units():
         checks.check_unit(unit, bytes_too=False)
     checks.check_totals()
@@ -255,7 +251,7 @@ def _checks(
     facts: Manifest | TokenizedManifest,
     tokens: Paths | None,
     findings: Findings,
-    progress: Progress,
+    progress: Reporter,
 ) -> Checks:
     """Return the checks of the rows or documents of a result."""
     if isinstance(facts, Manifest):
@@ -288,10 +284,19 @@ def _check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.add(name, text, kind=FOREIGN)
 
 
+class UnitFindings(NamedTuple):
+    """What was found in one unit. `complete`: everything was counted."""
+
+    problems: list[Problem]
+    figures: dict[str, int | None]
+    counts: Counts
+    complete: bool
+
+
 class Checks(ABC):
     """Checks of work units, and the sums of their figures."""
 
-    def __init__(self, stored: Stored, findings: Findings, progress: Progress) -> None:
+    def __init__(self, stored: Stored, findings: Findings, progress: Reporter) -> None:
         self.stored, self.path, self.facts = stored, stored.path, stored.facts
         self.findings, self.progress = findings, progress
         self.highest = self._highest_id()
@@ -302,6 +307,21 @@ class Checks(ABC):
         }
         self._counts = Counts()
         self._complete = True  # everything was counted
+
+    def checked_unit(self, shards: list[Shard]) -> UnitFindings:
+        """Check a unit, and return what was found in it alone."""
+        before = self.findings, self._counts, self._complete
+        self.findings, self._counts, self._complete = Findings(self.facts.command), Counts(), True
+        self.check_unit(shards)
+        found, counts, complete = self.findings, self._counts, self._complete
+        self.findings, self._counts, self._complete = before
+        return UnitFindings(found.problems, found.figures, counts, complete)
+
+    def take(self, unit: UnitFindings) -> None:
+        """Add what a worker has found in a unit."""
+        self.findings.take(unit.problems, unit.figures)
+        self._counts.add(unit.counts)
+        self._complete = self._complete and unit.complete
 
     def check_unit(self, shards: list[Shard], *, bytes_too: bool = True) -> None:
         """Check each shard of a unit, and then their contents together.
@@ -318,7 +338,6 @@ class Checks(ABC):
             try:
                 errors = [*self.read(shard, counts, places)]
             except PackerError as error:
-                findings.stop_if_asked()
                 name, _, text = error.message.removeprefix(f"{self.path}/").partition(": ")
                 errors = [text]
             findings.add(name, *errors)
@@ -330,9 +349,8 @@ class Checks(ABC):
             where = each[0].file if len(each) == 1 else f"unit {each[0].unit}"
             texts += self.misplaced(each[0].unit, np.concatenate(places, axis=1), counts)
             findings.add(where, *texts)
-        with findings.lock:
-            self._counts.add(counts)
-            self._complete = self._complete and not texts
+        self._counts.add(counts)
+        self._complete = self._complete and not texts
 
     def _is_whole(self, shard: Shard, *, bytes_too: bool) -> bool:
         path = self.path / shard.file
@@ -404,7 +422,6 @@ class RowChecks(Checks):
         config, rules, first = self._config, dict[str, Violation](), 0
         values = dict[str, Measured]()
         for batch in self._packed.batches(shard):
-            self.findings.stop_if_asked()
             broken = self._broken(batch, shard.unit)
             for error in broken:
                 if before := rules.get(error.rule):
@@ -492,7 +509,6 @@ class DocumentChecks(Checks):
     def read(self, shard: Shard, counts: Counts, places: list[Int64]) -> Iterator[str]:
         number, values = self._number[shard.file], dict[str, Measured]()
         for batch, index in sound_batches(self._tokenized, number, self.highest):
-            self.findings.stop_if_asked()
             file, position = (batch.column(name).to_numpy() for name in ("file", "position"))
             places.append(np.stack([file, position]).astype(np.int64))
             lengths = index.column("length").to_numpy().astype(np.int64)

@@ -26,21 +26,19 @@ from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.tokenized import is_tokenized, opened, shape_of
-from packer_cli.interrupts import run_all
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
-from packer_cli.progress import Progress
-from packer_cli.records import InputFile
+from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TEMPLATE, Shard, digest, name_by_content
 from packer_cli.result.manifest import Result
 from packer_cli.result.reader import Stored
 from packer_cli.run.commits import UnitRecord, read_units
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.run.pipeline import settle
-from packer_cli.run.source import prepare
-from packer_cli.run.unit import Job
+from packer_cli.run.pool import Pool, Reporter
+from packer_cli.run.unit import UnitContext
 from packer_cli.tokenization.locate import BYTES
-from packer_cli.verify import CHANGED, DIFFERENT, Findings
+from packer_cli.verify import CHANGED, DIFFERENT, Findings, Problem
 
 
 def compare_inputs(
@@ -60,7 +58,7 @@ def compare_inputs(
     Raises UsageError if one of `inputs` is not an input of the result.
     """
     facts, place = stored.facts, stored.path.absolute()
-    options = EncodingOptions(workers=workers, stop=findings.stop)
+    options = EncodingOptions(workers=workers)
     files = _unchanged_inputs(facts, inputs, findings, options)
     are_mixed = isinstance(facts.config, PackConfig) and facts.config.mixture is not None
     if len(files) < len(facts.inputs) and (are_mixed or any(file.shape for file in facts.inputs)):
@@ -80,18 +78,15 @@ def compare_inputs(
     if run.shape.is_supervised:  # the reference decides what is trained, not the code that packed
         options = replace(options, tokenizer_backend="tokenizers")
     beside = place.parent if os.access(place.parent, os.W_OK) else None
-    with (
-        TemporaryDirectory(prefix=f"{place.name}.verify-", dir=beside) as folder,
-        closing(prepare(run, run.units, options)) as source,
-    ):
-        job = Job(run, source, Path(folder), options, Progress(0, show=False))
-        shards = {of_unit[0].unit: of_unit for of_unit in facts.shards_of_units()}
-        tasks = (
-            partial(_compare_unit, stored, job, unit, shards.get(unit.unit, []), findings)
-            for unit in units
-        )
-        run_all(tasks, options.workers, options.stop, source.stop)
-        source.confirm()
+    shards = {of_unit[0].unit: of_unit for of_unit in facts.shards_of_units()}
+    with TemporaryDirectory(prefix=f"{place.name}.verify-", dir=beside) as folder:
+        context = UnitContext(run, Path(folder), options, Reporter())
+        pool = Pool(partial(_compare_unit, stored, context), workers=workers, prepare=context.load)
+        compared = [(unit.work_unit, shards.get(unit.unit, [])) for unit in units]
+        with closing(pool), closing(pool.map(compared)) as differences:
+            for number, (name, text) in differences:
+                findings.add(name or f"unit {units[number].unit}", *filter(None, [text]),
+                             kind=DIFFERENT)  # fmt: skip
 
 
 def _unchanged_inputs(
@@ -109,15 +104,15 @@ def _unchanged_inputs(
             raise UsageError(f"{file.path}: is not an input of the result, or has changed", tip)
         moved |= dict.fromkeys(keys, file)
 
-    def check(index: int) -> None:
-        listed = facts.inputs[index]
+    def check(index: int) -> tuple[InputFile | None, list[Problem]]:
+        listed, findings = facts.inputs[index], Findings(facts.command)
         try:
             file = moved.get(listed.path) or moved.get(listed.sha256)
             file = file or input_file(index, storage.shown(listed.path), facts.config)
             digests = [(file.path, listed.sha256, listed.size)] if listed.sha256 else []
             if not digests and (file.size, file.version) != (listed.size, listed.version):
                 findings.add(listed.name, "has another size or version now", kind=CHANGED)
-                return
+                return None, findings.problems
             if is_tokenized([file]):
                 tokens = opened(file)
                 digests += [
@@ -125,16 +120,21 @@ def _unchanged_inputs(
                     for shard in tokens.facts.shards
                 ]
             if all(findings.is_as_listed(one[0], *one, CHANGED) for one in digests):
-                files[index] = replace(file, index=index)
+                return replace(file, index=index), []
         except PackerError as error:
-            findings.stop_if_asked()
             text = error.message.removeprefix(f"{storage.shown(listed.path)}: ")
             findings.add(listed.name, text, kind=CHANGED)
+        return None, findings.problems
 
     readable = [index for index, listed in enumerate(facts.inputs) if listed.path != STDIN]
     if len(readable) < len(facts.inputs):
         findings.notify("-: came from stdin, which cannot be read again: not compared")
-    run_all((partial(check, index) for index in readable), options.workers, options.stop)
+    pool = Pool(check, workers=options.workers, may_run_here=True)
+    with closing(pool), closing(pool.map(readable)) as checked:
+        for number, (unchanged, problems) in checked:
+            findings.take(problems, {})
+            if unchanged is not None:
+                files[readable[number]] = unchanged
     return files
 
 
@@ -161,28 +161,27 @@ def _run_of(
 
 
 def _compare_unit(
-    stored: Stored, job: Job, unit: UnitRecord, shards: list[Shard], findings: Findings
-) -> None:
-    """Pack a unit again, and add where it first differs."""
-    name, text = f"unit {unit.unit}", ""
+    stored: Stored, context: UnitContext, unit: tuple[WorkUnit, list[Shard]]
+) -> tuple[str, str]:
+    """Pack a unit again. Returns the shard that differs first, and how; "" where none does."""
+    (work_unit, shards), name, text = unit, "", ""
     try:
-        repacked = job.pack(unit.work_unit).shards
+        repacked = context.pack(work_unit).shards
+        context.source.confirm()
     except (DataError, UsageError) as error:
-        findings.add(name, f"cannot be packed again: {error.message}", kind=DIFFERENT)
-        return
+        return "", f"cannot be packed again: {error.message}"
     for shard in repacked:
-        name_by_content(job.folder, shard, findings.stop.is_set)
-    findings.stop_if_asked()
+        name_by_content(context.folder, shard)
     for before, now in zip(shards, repacked, strict=False):
         if before.sha256 != now.sha256 and not text:
-            with pa.memory_map(str(job.folder / now.file)) as file:
+            with pa.memory_map(str(context.folder / now.file)) as file:
                 table = pa.ipc.open_stream(file).read_all()
             name = before.file
             text = _difference(pa.Table.from_batches([*stored.stored(before)]), table)
-        (job.folder / now.file).unlink()
+        (context.folder / now.file).unlink()
     if len(shards) != len(repacked) and not text:
         text = f"has {len(shards)} shards, its inputs give {len(repacked)}"
-    findings.add(name, *filter(None, [text]), kind=DIFFERENT)
+    return name, text
 
 
 def _difference(stored: Any, expected: Any) -> str:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +24,14 @@ from chats import (
 from support import (
     assert_error,
     check_directory,
-    children_of,
-    contents,
     heavy,
     packer,
-    packer_script,
     recover_documents,
 )
 
 SLOW = "has to be rendered"
-LIMIT = "packer_cli.chat.processes.SECONDS_PER_RECORD"
-HURRIED = "from packer_cli.chat import processes; processes.SECONDS_PER_RECORD = 0.1\n"
+LIMIT = "packer_cli.chat.limits.SECONDS_PER_RECORD"
+HURRIED = "from packer_cli.chat import limits; limits.SECONDS_PER_RECORD = 0.1\n"
 MAIN = "from packer_cli.__main__ import main; main()"
 # What a template does with a message that says `SLOW`.
 SLOW_WAYS = {
@@ -257,32 +250,6 @@ def test_what_cannot_be_decided_in_another_process(folder: Path) -> None:
     records[3000]["messages"][1]["weight"] = 0
     place = f"data.jsonl, line 3001 (byte {positions(records)[3000]}): "
     refused(records, 1, place, "rearranges", template=REWRITTEN, options=["--workers", 3])
-
-
-@pytest.mark.parametrize("kills", [1, 1000])
-def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
-    """As the kernel does when the machine runs out of memory, once or again and again."""
-    write(many(2_500))
-    Path("t.jinja").write_text(TAGS)
-    options = ("-l", 512, "-t", "bytes", "--workers", 2, "--chat-template", "t.jinja", "-o")
-    command = [packer_script(), "pack", "data.jsonl", *map(str, options)]
-    killed = set[int]()
-    with subprocess.Popen([*command, "out"], stderr=subprocess.PIPE) as run:
-        while run.poll() is None and len(killed) < kills:
-            for child in children_of(run.pid) - killed:
-                if len(killed) < kills:
-                    killed.add(child)
-                    os.kill(child, signal.SIGKILL)
-            time.sleep(0.001)
-        _, stderr = run.communicate(timeout=300)
-    lost = b"was ended from outside, by signal 9"
-    if kills > 1:
-        assert (run.returncode, lost + b", 3 times" in stderr) == (1, True), stderr
-        assert not Path("out").exists()
-    else:
-        assert (run.returncode, lost + b"; packing it again" in stderr) == (0, True), stderr
-        subprocess.run([*command, "undisturbed"], check=True, capture_output=True)
-        assert contents("out") == contents("undisturbed")
 
 
 def trained_flags() -> list[Any]:
