@@ -112,7 +112,7 @@ def test_every_branch_is_its_nodes(form: str) -> None:
     assert again.exit_code == 0, again.stderr
     for out in ("out", "tokenized", "again"):
         verified = packer("verify", out, "--against-inputs")
-        assert verified.exit_code == 0, verified.stdout
+        assert verified.exit_code == 0, verified.stderr
     check_directory("again")
 
 
@@ -406,7 +406,7 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
     assert (facts["compared_branches"], facts["drifted_branches"]) == (7, 4)
     assert "of 7 branches compared" in packer("stats", "out").stdout
     verified = packer("verify", "out", "--against-inputs")
-    assert verified.exit_code == 0, verified.stdout
+    assert verified.exit_code == 0, verified.stderr
 
 
 def test_a_run_that_leaves_out_all_traces_says_so() -> None:
