@@ -55,6 +55,7 @@ from packer_cli.result.manifest import TOKENIZED
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _AS_OBJECTS = 8  # times as many bytes as the numbers of a list
+_FILE_MARK = b"ARROW1"
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _BINARY = ("binary", "large_binary", "binary_view")  # in which many writers keep texts
 _TEXTS = ("string", "large_string", "string_view", *_BINARY)
@@ -462,24 +463,24 @@ def open_ipc(source: Any) -> tuple[Any, Callable[[Iterable[str]], Iterator[Any]]
     """Open the file form or the stream form of Arrow IPC, which differ in their first bytes.
 
     Returns the schema, and a function from names of columns, or [] for all, to record batches.
-    Raises ArrowInvalid for a stream that was cut short.
+    Raises ArrowInvalid for data that was cut short.
     """
-    is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
-    # a stream cut between two messages reads short without an error
-    if not is_file and source.read_at(8, max(source.size() - 8, 0)) != _STREAM_END:
+    # The file form is a stream between two marks, with an index. Arrow starts threads to read the
+    # index, and a process that has threads cannot fork the workers of a run.
+    size = source.size()
+    begin = len(_FILE_MARK) + 2 if source.read_at(min(6, size), 0) == _FILE_MARK else 0
+    end = source.read_at(min(8, size), max(size - 8, 0))  # a stream may be cut between two messages
+    if not end.endswith(_FILE_MARK) if begin else end != _STREAM_END:
         raise pa.ArrowInvalid("no end marker of Arrow: it is cut short, or not Arrow")
 
-    def started(fields: list[int] | None = None) -> Any:
-        source.seek(0)
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+    def batches(names: Iterable[str]) -> Any:
+        fields = [*map(schema.get_field_index, names)]
+        source.seek(begin)
+        options = pa.ipc.IpcReadOptions(included_fields=fields or None, use_threads=False)
+        return pa.ipc.open_stream(source, options=options)
 
-    def batches(names: Iterable[str]) -> Iterator[Any]:
-        reader = started([*map(schema.get_field_index, names)] or None)
-        count = reader.num_record_batches if is_file else 0
-        return map(reader.get_batch, range(count)) if is_file else iter(reader)
-
-    schema = started().schema
+    source.seek(begin)
+    schema = pa.ipc.open_stream(source).schema
     return schema, batches
 
 

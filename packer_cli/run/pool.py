@@ -216,8 +216,9 @@ class Pool(Generic[T, R]):
                         self._learn_from(worker, items[worker.attempt.index])
                         waiting.appendleft(worker.attempt)
         finally:
-            for worker in workers.values():
-                worker.end()
+            with _blocked_signals():
+                for worker in workers.values():
+                    worker.end()
 
     def _learn_from(self, lost: _Worker, item: T) -> None:
         """Note why an attempt has failed. Raises DataError if there are no more attempts."""

@@ -114,8 +114,14 @@ def test_a_worker_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_while_workers_work() -> None:
     parent = os.getpid()
+
+    def perform(item: int) -> None:
+        if item == 1:
+            os.kill(parent, signal.SIGINT)
+        time.sleep(300)
+
     with pytest.raises(Interrupted):
-        mapped(lambda item: (os.kill(parent, signal.SIGINT), time.sleep(300)), [1, 2], workers=2)
+        mapped(perform, [1, 2], workers=2)
     assert children_of(os.getpid()) <= CHILDREN
 
 
