@@ -205,7 +205,7 @@ def stat(path: str, *, again: bool = False) -> Stat:
 
 def _stat(path: str, info: dict[str, Any]) -> Stat:
     if info["size"] is None:
-        raise UsageError(f"{path}: the server does not tell its size", "copy it to a local path")
+        raise UsageError(f"{path}: the server does not report its size", "copy it to a local path")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
     version = version.strip('"')  # which some stores leave out in their listings
     digest = hashlib.sha256(version.encode()).digest() if version else b""

@@ -52,15 +52,15 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
                 size = int(span[3])
                 begin, stop = (int(span[1]), int(span[2]) + 1) if span[1] else (start, start)
             elif answer.status in (_PART, _BEYOND):
-                raise OSError(errno.EIO, "the server does not say which part it sends")
+                raise OSError(errno.EIO, "the server does not name the part it sends")
             now = {name: answer.headers.get(name, "") for name in ("ETag", "Last-Modified")}
             now |= {"size": size, "ETag": now["ETag"].removeprefix("W/")}
             if expected and any(expected[name] != now[name] for name in ("ETag", "size")):
                 raise OSError(errno.EBUSY, "another version")
             wanted = min(end, size or 0)
             if start < wanted and (begin != start or stop < wanted):
-                came = f"bytes {start} to {wanted} were asked for, {begin} to {stop} came"
-                raise OSError(errno.EIO, came)
+                reason = f"bytes {start} to {wanted} were requested, {begin} to {stop} came"
+                raise OSError(errno.EIO, reason)
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise OSError(errno.EIO, "the server compresses what it sends")
             return now, await answer.content.readexactly(max(0, wanted - start))

@@ -465,13 +465,15 @@ def with_bearers(
             )
         if of == TOKEN and any(member.kind != "tokens" for member in shape.each):
             raise UsageError(
-                f"--carry: {name} is a list, and the records are {kinds_of(shape)}: only of token "
-                "ids is it known which token each value is of",
-                f"give a value for the record, or --carry {name}:{column.type}[K] for K values "
-                "of it",
+                f"--carry: {name} is a list, and the records are {kinds_of(shape)}: lists with a "
+                "value for each token go with token ids only",
+                f"give one value a record, or --carry {name}:{column.type}[K] for K values",
             )
-    whole = [replace(one, of=one.of or bearers.get(name, RECORD)) for name, one in columns.items()]
-    return replace(config, carry=tuple(map(str, whole)))
+    resolved = [
+        replace(column, of=column.of or bearers.get(name, RECORD))
+        for name, column in columns.items()
+    ]
+    return replace(config, carry=tuple(map(str, resolved)))
 
 
 def _bearers(detected: Detected, shape: Shape, config: DocumentConfig) -> dict[str, str]:

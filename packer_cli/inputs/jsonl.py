@@ -238,7 +238,7 @@ class JsonlReader(LineReader):
         """
         bad = BadRecord(position, *_mistake(record, decode, self.unit))
         if self.is_open(piece):
-            tip = "fix it: where the next record begins is unknown, so that none can be skipped"
+            tip = "fix it: nothing shows where the next record begins, so it cannot be skipped"
             raise self.refused(file, replace(bad, tip=tip))
         return bad
 

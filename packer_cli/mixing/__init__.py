@@ -267,8 +267,8 @@ def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[float]:
             times = source.max_epochs
             epochs = "1 epoch has" if times == 1 else f"{times:g} epochs have"
             raise UsageError(
-                f"source {source.name!r}: too small: {amount:,.0f} {mixture.counted} are asked of "
-                f"it, {epochs} {most:,.0f}",
+                f"source {source.name!r}: too small: {amount:,.0f} {mixture.counted} asked, "
+                f"{epochs} {most:,.0f}",
                 f"ask for less, or let it be taken more often: max_epochs = {amount / has:.2f}",
             )
     return amounts

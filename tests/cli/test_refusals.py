@@ -193,7 +193,7 @@ WEB [validation]¶share = 0.1¶sources = ['wob'] | @, validation: sources: there
 max_length = 8¶inputs = 'mix.toml' | @: inputs: 'mix.toml' is the recipe itself | data only
 max_length = 8¶inputs = './'¶sample_by = 'document' | @: inputs: './' holds the recipe itself
 max_length = 8¶WEB weight = 1¶epochs = 20000 | @, source 'web': epochs: 20000 is not between
-BYTES tokens = 1000000¶WEB weight = 1 | source 'web': too small: 1,000,000 tokens are asked
+BYTES tokens = 1000000¶WEB weight = 1 | source 'web': too small: 1,000,000 tokens asked
 BYTES WEB tokens = 1000000 | source 'web': too small: 1,000,000 tokens | max_epochs =
 BYTES tokens = 10¶WEB weight = 1¶CODE epochs = 1 | tokens: 10 in all, and sources | raise tokens
 BYTES WEB [validation]¶share = 1e-9 | the validation split is empty | hold out more

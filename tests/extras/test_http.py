@@ -72,7 +72,7 @@ CHANGED = "cannot read: it changed"
 # what a server does wrong, and what the error says
 FAULTS: dict[str, tuple[Callable[[Answer], Any], str]] = {
     "another version": (later(other), CHANGED),
-    "another span": (later(other_span), "were asked for"),
+    "another span": (later(other_span), "were requested"),
     "no ranges": (later(lambda answer: answer.becomes(200, answer.whole)), CHANGED),
     "cut short": (later(cut_short), "cannot read: "),
     "403": (lambda answer: answer.becomes(403), "403 Forbidden"),
@@ -107,7 +107,7 @@ def test_a_part_that_the_server_does_not_name_is_not_read(server: Server, status
     (server.folder / "a.txt").write_text("text\n")
     server.fault = part
     result = packer("pack", f"{server.url}/a.txt", *OPTIONS)
-    assert_error(result, 1, "a.txt: ", "the server does not say which part it sends")
+    assert_error(result, 1, "a.txt: ", "the server does not name the part it sends")
 
 
 @pytest.mark.parametrize("etag", ['W/"first"', None])
