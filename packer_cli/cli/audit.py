@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from packer_cli.cli.reports import (
     PageOptions,
@@ -37,7 +37,7 @@ _SHOWN = 3  # examples of a finding, in the terminal
 _SAMPLED = 20  # rows on a page, beside the emptiest and the examples
 SetName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="SET",
         help="A folder of datasets, files of Parquet, Arrow or JSON lines, .bin, .npy, .ds, or a "
         "directory of packer.",
@@ -49,7 +49,7 @@ SetName = Annotated[
 class AuditOptions(PageOptions, ViewOptions, ProgressOptions):
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--tokenizer",
             "-t",
             metavar="NAME",
@@ -59,17 +59,17 @@ class AuditOptions(PageOptions, ViewOptions, ProgressOptions):
     ] = None
     format: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Format of the set. Default: found from its columns."),
+        Option(metavar="NAME", help="Format of the set. Default: found from its columns."),
     ] = None
     max_length: Annotated[
         int | None,
         whole(1, 1 << 24),
-        typer.Option(
+        Option(
             "--max-length", "-l", help="Tokens of a full row. Default: as many as the longest have."
         ),
     ] = None
     sample: Annotated[
-        str, typer.Option(metavar="N|all", help="How many rows are read, evenly spread.")
+        str, Option(metavar="N|all", help="How many rows are read, evenly spread.")
     ] = "all"
 
 
@@ -134,7 +134,7 @@ def shown_rows(
     """
     from packer_cli.storage import base_name, is_url
 
-    if set_.facts is not None and not is_url(set_.name):  # which knows more of its documents
+    if set_.facts is not None and not is_url(set_.name):  # packer's reader knows more
         *_, read = reader_of(Path(set_.name), set_.facts, tokens)
         yield from map(read, rows)
         return

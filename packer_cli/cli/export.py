@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, print_note, refuse_name
 from packer_cli.errors import UsageError, one_line
@@ -23,12 +23,12 @@ EXPORT_FORMATS = (
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(OptionGroup):
     to: Annotated[
-        str, choice(EXPORT_FORMATS), typer.Option(metavar="FORMAT", help="Format to write: {}.")
+        str, choice(EXPORT_FORMATS), Option(metavar="FORMAT", help="Format to write: {}.")
     ]
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
+        str, Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
     ]
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier export in OUT.")] = False
+    overwrite: Annotated[bool, Option(help="Replace an earlier export in OUT.")] = False
     order: Annotated[
         str,
         choice(
@@ -38,7 +38,7 @@ class ExportOptions(OptionGroup):
                 "--hidden-size",
             }
         ),
-        typer.Option(metavar="ORDER", help="Of rows: {}."),
+        Option(metavar="ORDER", help="Of rows: {}."),
     ] = "stored"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from packer_cli.cli.reports import notes, print_note, print_results, refuse_name
 from packer_cli.options.documents import DocumentConfig
@@ -16,7 +16,7 @@ from packer_cli.options.run_options import PackOptions, RankOptions, RunOptions
 
 Inputs = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         metavar="INPUT",
         help="Files, directories, globs, URLs of these, @FILE that lists such, or - for stdin.",
     ),
@@ -61,7 +61,7 @@ def pack(
 
         manifest = pipeline.pack(request.inputs, place, request.config, run, command.tokenizer)
         manifests.append((place, manifest))
-    # a rank that leaves units to others has none
+    # only the last rank has a manifest
     results = [(path, manifest) for path, manifest in manifests if isinstance(manifest, Manifest)]
     print_results(results, as_json=process.as_json)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from packer_cli.cli.pack import Inputs, default_output
 from packer_cli.cli.reports import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from packer_cli.plan import Plan
 
 _OF_PACK = options_of(PackConfig)
-_SEVERAL = ("strategy", "max_length")  # of which each is planned
+_SEVERAL = ("strategy", "max_length")  # all combinations are planned
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PlanOptions(PageOptions, ProgressOptions):
     max_length: Annotated[
         tuple[str, ...] | None,
         names(),
-        typer.Option(
+        Option(
             "--max-length",
             "-l",
             metavar="N[,N]",
@@ -47,20 +47,18 @@ class PlanOptions(PageOptions, ProgressOptions):
     strategy: Annotated[
         tuple[str, ...] | None,
         names(NAMES, aliases=ALIASES),
-        typer.Option(
+        Option(
             help="How documents are put into rows, one or several ways with commas between: {}."
         ),
     ] = None
     sample: Annotated[
         float | None,
         SHARE,
-        typer.Option(
-            help="Read about this share of the inputs, 5% or 0.05, and estimate the figures."
-        ),
+        Option(help="Read about this share of the inputs, 5% or 0.05, and estimate the figures."),
     ] = None
     tokenized: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="Where packer pack has tokenized the sources of a recipe. Default: as the recipe "
             "says, or beside its output.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from packer_cli.errors import ThresholdMissed, UsageError, one_line
 from packer_cli.options.option import OptionGroup
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packer_cli.result.manifest import Result
 
 LOCAL_ONLY = "this command reads shards from local directories only"
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="A packed or tokenized directory.")]
+Directory = Annotated[str, Argument(metavar="DIR", help="A packed or tokenized directory.")]
 _STDOUT = "-"
 
 
@@ -29,7 +29,7 @@ class ViewOptions(OptionGroup):
 
     tokens: Annotated[
         tuple[str, ...],
-        typer.Option(
+        Option(
             metavar="DIR",
             help="Where a tokenized directory of a view is now. May be given several times.",
         ),
@@ -42,7 +42,7 @@ class PageOptions(OptionGroup):
 
     html: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Write a page with charts, one file for any browser, and print no table; -: to "
             "stdout.",

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from packer_cli.cli.audit import (
     SetName,
@@ -44,12 +44,12 @@ _ON_PAGE, _AT_ONCE = 20, 64  # rows: without numbers, and that are held together
 @dataclass(frozen=True)
 class ShowOptions(PageOptions, ViewOptions, StepOptions, ReportOptions):
     segment: Annotated[
-        int | None, WHOLE, typer.Option(metavar="K", help="Show only this segment of each row.")
+        int | None, WHOLE, Option(metavar="K", help="Show only this segment of each row.")
     ] = None
-    ids: Annotated[bool, typer.Option(help="Show token ids instead of text.")] = False
+    ids: Annotated[bool, Option(help="Show token ids instead of text.")] = False
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--tokenizer",
             "-t",
             metavar="NAME",
@@ -58,29 +58,29 @@ class ShowOptions(PageOptions, ViewOptions, StepOptions, ReportOptions):
     ] = None
     format: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What its columns mean, as packer audit takes it."),
+        Option(metavar="NAME", help="What its columns mean, as packer audit takes it."),
     ] = None
     max_length: Annotated[
         int | None,
         whole(1, 1 << 24),
-        typer.Option("--max-length", "-l", help="Tokens of its full rows."),
+        Option("--max-length", "-l", help="Tokens of its full rows."),
     ] = None
     step: Annotated[
         int | None,
         whole(0, 10**12),
-        typer.Option(
+        Option(
             metavar="N",
             help="List the rows and documents of this step, from 0, of PackedSampler with these "
             "options. In Python, its rows_of knows all others.",
         ),
     ] = None
-    seed: Annotated[int, WHOLE, typer.Option(metavar="S", help="With --step: the sampler's.")] = 0
+    seed: Annotated[int, WHOLE, Option(metavar="S", help="With --step: the sampler's.")] = 0
     balance: Annotated[
-        str | None, choice(("step", "order")), typer.Option(help="With --step: the sampler's: {}.")
+        str | None, choice(("step", "order")), Option(help="With --step: the sampler's: {}.")
     ] = None
     checkpoint: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="Of a Trainer with PackedTrainerMixin: has the seed and, if steps are balanced, "
             "the sizes. Default of --step: the last one before it.",
@@ -109,7 +109,7 @@ def show(
     name: SetName,
     rows: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="ROW",
             help="Numbers of rows, or documents, over all shards: 7, -1 for the last, 3-5. "
             "Default: 0.",

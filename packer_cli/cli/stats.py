@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from packer_cli.cli.reports import (
     LOCAL_ONLY,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from packer_cli.result.manifest import Result
 
 
-_MOST_ROWS = 1 << 22  # whose costs are looked at
+_MOST_ROWS = 1 << 22  # at most, whose costs are compared
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,14 @@ class StatsOptions(PageOptions, StepOptions, ViewOptions, ReportOptions):
     min_utilization: Annotated[
         float | None,
         SHARE,
-        typer.Option(help="Exit 1 when less than this share of the rows is tokens: 0.95 or 95%."),
+        Option(help="Exit 1 when less than this share of the rows is tokens: 0.95 or 95%."),
     ] = None
     by: Annotated[
         str | None,
         choice(("shard", "input", "source"), suggested_for={"input": ("file",)}),
-        typer.Option(metavar="WHAT", help="Also a line for each {}."),
+        Option(metavar="WHAT", help="Also a line for each {}."),
     ] = None
-    deep: Annotated[
-        bool, typer.Option(help="Recount from the shards; exit 1 on any difference.")
-    ] = False
+    deep: Annotated[bool, Option(help="Recount from the shards; exit 1 on any difference.")] = False
 
     def _rules(self) -> Iterator[Rule]:
         yield from super()._rules()
@@ -54,7 +52,7 @@ class StatsOptions(PageOptions, StepOptions, ViewOptions, ReportOptions):
 
 def stats(
     name: Annotated[
-        str, typer.Argument(metavar="DIR", help="A packed or tokenized directory, or its URL.")
+        str, Argument(metavar="DIR", help="A packed or tokenized directory, or its URL.")
     ],
     options: StatsOptions,
 ) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from packer_cli.errors import DataError, UsageError, one_line
 from packer_cli.options.run_options import ReportOptions
@@ -23,18 +23,16 @@ if TYPE_CHECKING:
 
 _TEXTS = 1000  # of each file, at most
 _SHOWN = 80  # characters of a text
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Folder, tokenizer.json, or hub name.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Folder, tokenizer.json, or hub name.")]
 Inputs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="INPUT", help="Files whose texts are compared as well: --check."),
+    Argument(metavar="INPUT", help="Files whose texts are compared as well: --check."),
 ]
 
 
 @dataclass(frozen=True)
 class CheckOptions(ReportOptions):
-    check: Annotated[bool, typer.Option(help="Compare with AutoTokenizer from transformers.")] = (
-        False
-    )
+    check: Annotated[bool, Option(help="Compare with AutoTokenizer from transformers.")] = False
 
 
 def tokenizer(name: Name, inputs: Inputs = None, *, options: CheckOptions) -> None:
@@ -85,7 +83,7 @@ def _compare(files: TokenizerFiles, inputs: list[str]) -> Iterator[dict[str, Any
         from transformers import AutoTokenizer
 
         theirs = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # whatever it raises, it says why
+    except Exception as error:  # of any kind, with the reason
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
             f"tokenizer {files.source}: AutoTokenizer cannot load it: {why}",

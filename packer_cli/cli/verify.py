@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, notes
 from packer_cli.errors import DataError, UsageError, one_line
@@ -19,23 +19,23 @@ from packer_cli.options.values import COUNT, whole
 @dataclass(frozen=True)
 class VerifyOptions(ViewOptions, ProgressOptions):
     against_inputs: Annotated[
-        bool, typer.Option(help="Also pack units again from their inputs, and compare.")
+        bool, Option(help="Also pack units again from their inputs, and compare.")
     ] = False
     sample: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="N|all",
             help="How many documents the units have that are packed again; all: every unit is.",
         ),
     ] = "1000"
-    seed: Annotated[int, whole(0), typer.Option(help="Seed of the sample.")] = 0
+    seed: Annotated[int, whole(0), Option(help="Seed of the sample.")] = 0
 
 
 def verify(
     name: Directory,
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="INPUT",
             help="With --against-inputs: inputs that have moved, or need credentials.",
         ),

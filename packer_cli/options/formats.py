@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
 FORMATS = {
     "jsonl": Format((".jsonl", ".ndjson"), "jsonl.JsonlReader", "byte", "byte", True),
-    # only while they hold an array: others are read as jsonl, see inputs/discovery.py
+    # files with an array; others are read as jsonl, see inputs/discovery.py
     "json": Format((".json",), "jsonl.JsonArrayReader", "byte", "", True),
     "parquet": Format((".parquet", ".pq"), "parquet.ParquetReader", "row", "row group", False),
     "arrow": Format((".arrow", ".feather", ".ipc"), "columnar.ArrowReader", "row", "", False),

@@ -41,7 +41,7 @@ from packer_cli.options.values import (
 COLUMNS = ("input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "position_ids")
 DEFAULT_COLUMNS = COLUMNS[:5]
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
-VIEW_COLUMNS = ("cu_seqlens", "segments")  # what a view stores, from which all others follow
+VIEW_COLUMNS = ("cu_seqlens", "segments")  # stored by a view; all others follow from these
 PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
 
 # The packing strategies and their aliases. The loops are in `_kernels/`; `packing/plan.py`
@@ -297,7 +297,7 @@ class PackConfig(DocumentConfig):
     mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
-        # which nobody asks for by name
+        # columns that are written without being named in --columns
         padded = (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
         unasked = padded + tuple(self.value_columns)
         named = tuple(name for name in self.columns if name not in unasked)
@@ -340,7 +340,7 @@ class PackConfig(DocumentConfig):
         return super().as_json() | {"columns": list(self.columns)}
 
 
-# Strategies that reach what they promise only without these options.
+# Strategies whose guarantees need these options to be off.
 _UNLIMITED, _UNBALANCED = ("wrap", "mffd"), (*_KEEPS_ORDER, "harmonic")
 
 

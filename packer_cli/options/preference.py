@@ -25,7 +25,7 @@ from packer_cli.options.shapes import (
     value_at,
 )
 
-# Fields that hold the answer of a record. --field says of one of them what is trained on.
+# Fields that hold the answer of a record: --field maps one of them to name the good answer.
 _ANSWERS = frozenset(("messages", "conversations", "completion", "output", "text"))
 _PROMPTS = (
     "prompt", "question", "query", "input", "instruction", "conversations", "conversation",
@@ -156,7 +156,7 @@ def _fitting(record: Mapping[str, Any], config: DocumentConfig) -> Iterator[str]
 def _ways(record: Mapping[str, Any], shape: Shape | None) -> Iterator[Suggested]:
     """Yield candidates for --field, the best first. `shape`: of the record without any."""
     good = next((name for name in record if _meaning(name) == "good"), None)
-    as_it_is = None  # the answer is where that of any record is
+    as_it_is = None  # the answer in the field where the shape has it
     if shape is not None:
         as_it_is = Suggested({shape.required[-1]: shape.columns[shape.required[-1]]})
     if good is None:

@@ -50,7 +50,7 @@ _Options = TypeVar("_Options", bound=EncodingOptions)
 _Kind = TypeVar("_Kind")
 _ROWS = {item.name for item in fields(PackConfig)} - {item.name for item in fields(DocumentConfig)}
 _ROWS |= OF_ROWS_TOO
-# What becomes of an earlier result: one word on the command line takes the place of all others.
+# Options for an earlier result: one on the command line replaces all of the recipe.
 _EARLIER = {"overwrite", "add"}
 _SOURCE = 'a source is a table [[source]] with name = "web" and inputs = ["web/*.parquet"]'
 _INPUTS = "Files, directories, globs and URLs of these. Relative ones begin at the recipe."
@@ -217,7 +217,7 @@ def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind
         raise in_terms_of_fields(error, place) from None
 
 
-# What a recipe says
+# The content of a recipe
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class ValidationKeys(OptionGroup):
 TOP = (RecipeKeys, PackConfig, PackOptions, RunOptions, Mixture)
 SOURCE = (SourceKeys, TextField, Amount, DocumentConfig)
 VALIDATION = (ValidationKeys,)
-# Tables within a recipe: how they begin, and what they have keys of.
+# Tables within a recipe: their first line, and the groups of their keys.
 _TABLES: dict[str, tuple[str, tuple[type, ...]]] = {
     "source": ("[[source]]", SOURCE),
     "validation": ("[validation]", VALIDATION),

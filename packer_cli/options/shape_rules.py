@@ -241,7 +241,7 @@ def _rules_of_all(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]
 
 def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
     yield "" in config.turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
-    narrowing = {  # they say what of the assistant's is trained on
+    narrowing = {  # they choose among the assistant's tokens
         OF_MESSAGES: any(column.of == MESSAGE for column in config.value_columns.values()),
         "--turn-end": config.turn_end,
         "--turns each": config.turns == "each" and shape.is_chat,

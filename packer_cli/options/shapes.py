@@ -26,9 +26,9 @@ ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
 # of messages; the names of all other fields are those of records
 MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
-# Of 0 and 1 beside input_ids: what is trained on.
+# Lists of 0 and 1 beside input_ids: 1 for trained tokens.
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
-ABSENT = object()  # what `value_at` finds where there is nothing
+ABSENT = object()  # returned by `value_at` for a value that is missing
 _Names = dict[str, tuple[str, ...]]
 # Values of --train-on, with their meaning in --help. `Shape.train_on` has those of each shape.
 TRAIN_ON = {
@@ -210,13 +210,13 @@ class _Kind:
     others: _Names = field(default_factory=dict)
 
 
-# What well-known sets call optional fields: OpenOrca, Dolly, and sets made by models that reason.
+# Names of optional fields in well-known sets: OpenOrca, Dolly, and sets made by reasoning models.
 _SYSTEM: _Names = {SYSTEM: ("system_prompt",)}
 _REASONING: _Names = {REASONING: ("reasoning_content", "thinking")}
 _INPUT: _Names = {"input": (CONTEXT,)}
 # Fields beside a prompt and its answer that only a chat template has a place for.
 ONLY_IN_CHATS = frozenset(("tools", REASONING, *_REASONING[REASONING]))
-# What verl, TRL, SkyRL, prime-rl and others call the fields of a prompt and its completion as ids.
+# Names in verl, TRL, SkyRL, prime-rl and others for a prompt and its completion as ids.
 _TRACE: _Names = {
     "traces": ("traces",),
     "nodes": ("nodes",),
@@ -273,7 +273,7 @@ OPTIONAL = frozenset(key for kind in KINDS.values() for key in kind.optional)
 _FORMS = {
     TRACE: (KINDS[TRACE], _of_traces("nodes"), _of_traces("prompt_ids", "completion_ids")),
 }
-# what other tools call them
+# names that other tools have for shapes
 OTHER_NAMES = {
     "messages": ("openai", "chatml"),
     "conversations": ("sharegpt",),
@@ -417,11 +417,11 @@ ROLES = {
     "model": "assistant", "observation": "tool", "function": "tool", "function_response": "tool",
     "tool_response": "tool", "ipython": "tool",
 }  # fmt: skip
-CALLS = ("function_call", "tool_call")  # what speaks is the assistant, and what it says is a call
+CALLS = ("function_call", "tool_call")  # roles of a call that the assistant makes
 _KNOWN_ROLES = PLAIN_ROLES.union(ROLES, CALLS)
 _MEANT = dict.fromkeys(("customer", "client", "prompter", "student", "player"), "user")
 _MEANT |= dict.fromkeys(("ai", "agent", "chatbot", "teacher", "npc"), "assistant")
-# shape -> own name of a field -> what others call it, in lower case
+# shape -> field -> its names elsewhere, in lower case
 _CALLED: dict[str, _Names] = {
     "alpaca": {"instruction": ("instruction",), "output": ("output", "response")},
     "prompt-completion": {

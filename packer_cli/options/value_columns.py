@@ -23,7 +23,7 @@ from packer_cli.errors import UsageError, named
 if TYPE_CHECKING:  # --help and stats need no arrays
     import numpy as np
 
-# How values are stored. A bool has a byte, which is 0 or 1; bfloat16 the upper half of a float32.
+# Storage of each type. A bool has a byte, which is 0 or 1; bfloat16 the upper half of a float32.
 TYPES = {
     "float32": "float32",
     "float16": "float16",
@@ -36,7 +36,7 @@ TYPES = {
 }
 TOKEN, MESSAGE, RECORD = "token", "message", "record"
 OF_MESSAGES = "--carry of messages"  # as an option, in errors
-# In traces, what each token has that the model sampled, and the weights of all tokens.
+# In traces, columns of sampled tokens, and the weights of all tokens.
 SAMPLED, LOSS_WEIGHTS = ("logprobs", "advantages", "reference_logprobs"), "loss_weights"
 _FORM = re.compile(r"(.+):([a-z0-9]+)(?:\[([0-9]+)\])?(?:/(token|message|record))?", re.DOTALL)
 _TIP = "write NAME:TYPE, such as logprobs:float32, or NAME:TYPE[K] for K values a token"

@@ -46,7 +46,7 @@ _START = b'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n' 
 )
 _PAGE, _SCRIPT = "page.html.jinja", "rows.js"  # the latter is run on pages of rows alone
 _MOST_CHARACTERS = 90  # of a name
-_BROKEN = "\ufffd"  # of a character, not all of whose bytes are in a token
+_BROKEN = "\ufffd"  # stands for a character whose bytes are in several tokens
 MOST_TOKENS = 200 << 15
 _OPEN_TOKENS = 1 << 12  # of the first rows, so that the page opens at once
 

@@ -31,7 +31,7 @@ from packer_cli.result.manifest import sources_as_json
 from packer_cli.result.wording import count, directories, percent, plural, size
 
 _BOUND = "The lower bound is a number of rows below which no packer can go."
-_Figures = dict[str, Any]  # of an outcome, as programs get them
+_Figures = dict[str, Any]  # of an outcome, as in JSON
 _Cells = dict[str, Cell]  # of a line, by the titles of columns
 
 
@@ -109,7 +109,7 @@ def _figures(outcome: Outcome) -> _Figures:
 def _facts(plan: Plan, content: dict[str, Any]) -> Iterator[Fact]:
     """Yield facts about what was read."""
     number, first = len(plan.files), content["outcomes"][0]
-    if is_tokenized(plan.files):  # what is trained on is each directory's own
+    if is_tokenized(plan.files):  # directories differ in what is trained on
         yield Fact("made from", directories(number))
     else:
         yield Fact("made from", f"{plural(number, 'input')}, {size(content['inputs']['bytes'])}")

@@ -516,8 +516,8 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
     for name, option in options_of(kind).items():
         default = defaults.get(name)
         value = config.get(name, default)
-        is_own = name == "turns" and config["shape"] == TRACE  # nobody asks for it
-        if name in _NOT_OPTIONS or is_own or (name not in _SHOWN and value == default):
+        is_implied = name == "turns" and config["shape"] == TRACE
+        if name in _NOT_OPTIONS or is_implied or (name not in _SHOWN and value == default):
             continue
         flag = option.flag_for(value)
         if isinstance(value, bool):

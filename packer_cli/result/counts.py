@@ -94,7 +94,7 @@ def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
         totals[key] = totals.get(key, 0) + number
 
 
-# Of a unit's record: exports name themselves by the digest of a manifest, which lists the record's.
+# First in a unit's record, whose digest is in the manifest and so names exports: the order stays.
 _RECORDED_FIRST = (
     *(item.name for item in fields(Loss)),
     *("documents", "empty_documents", "rejected_records", "rejected_files", "segments"),

@@ -26,7 +26,7 @@ from packer_cli.result.manifest import (
 )
 from packer_cli.result.wording import percent, plural, unshown
 
-_SHARE = 0.01  # of tokens or documents: what is less is no cause for alarm
+_SHARE = 0.01  # of tokens or documents: less is not worth a warning
 _MOST_NAMED = 12
 # Rows are alike if most are and the data is not: they have less than half its spread of lengths.
 _MOST, _NARROW, _LARGEST, _FEWEST_ROWS = 0.5, 0.5, 0.75, 16
