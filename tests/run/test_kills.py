@@ -142,7 +142,9 @@ def test_killed_at_random_moments_of_two_workers(
     options = ["--unit-bytes", "1k", "--workers", "2", "-o"]
     succeeds(*command.split(), *options, "whole")
     units = len(json.loads(Path("whole/manifest.json").read_bytes())["units"])
-    for kill in range(KILLS // 2):
+    for kill in range(max(KILLS // 2, 20)):
+        if in_the_middle and kill >= KILLS // 2:  # on a busy machine, one comes when all is packed
+            break
         again = [*command.split(), *options, f"out{kill}"]
         unit, then = random_.randrange(1, units // 2), random_.uniform(0, 0.02)
         faulty(f"when_named('unit-', {unit}, lambda: kill_soon({then}))", *again)
@@ -153,7 +155,7 @@ def test_killed_at_random_moments_of_two_workers(
         assert told in done.stderr or not 0 < packed < units
         assert contents(f"out{kill}") == contents("whole")
     assert in_the_middle
-    record_property("stops", ({"kill": KILLS // 2}, 0))
+    record_property("stops", ({"kill": kill}, 0))
 
 
 @pytest.mark.parametrize(
