@@ -28,6 +28,7 @@ from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.tokenized import is_tokenized, opened, shape_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
+from packer_cli.options.shapes import TRACE
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TEMPLATE, Shard, digest, name_by_content
 from packer_cli.result.manifest import Result
@@ -152,6 +153,8 @@ def _run_of(
         if config.chat_template:  # a tokenizer has it among its files
             template = None if info is None or info.sha256 else str(stored.path / TEMPLATE)
             config = replace(config, chat_template=template)
+        if config.shape == TRACE:  # each of its branches is a document, without an option for it
+            config = replace(config, turns="all")
         run = settle(ordered, config, tokenizer, options)
     by_index = {file.index: file for file in run.files}
     unread = InputFile(-1, "", "", None, 0, 0)  # no unit reads it
