@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 
 from tqdm import tqdm
@@ -27,12 +26,11 @@ def print_above(line: str) -> None:
 
 
 class Progress:
-    """Counts what a run has done, and shows it. Thread-safe; a context."""
+    """Counts what a run has done, and shows it. A context."""
 
     def __init__(self, total: int, *, show: bool, doing: str = "packing") -> None:
         """`total`: bytes of all inputs as stored, 0 if unknown (stdin)."""
         self._doing = doing
-        self._lock = threading.Lock()
         self._documents = self._tokens = self._slots = self._bytes = 0
         self._total = total
         self._begun = self._reported = time.monotonic()
@@ -55,21 +53,19 @@ class Progress:
 
     def read(self, size: int, documents: int) -> None:
         """Count `size` stored bytes that were read, and the records in them."""
-        with self._lock:
-            if self._total:  # the lines at the edges of slices are read twice
-                size = min(size, self._total - self._bytes)
-            self._bytes += size
-            self._documents += documents
-            if self._bar is not None:
-                self._bar.update(size)
-            self._show_figures()
+        if self._total:  # the lines at the edges of slices are read twice
+            size = min(size, self._total - self._bytes)
+        self._bytes += size
+        self._documents += documents
+        if self._bar is not None:
+            self._bar.update(size)
+        self._show_figures()
 
     def wrote(self, tokens: int, slots: int) -> None:
         """Count rows that were written, with `slots` places, `tokens` of them used."""
-        with self._lock:
-            self._tokens += tokens
-            self._slots += slots
-            self._show_figures()
+        self._tokens += tokens
+        self._slots += slots
+        self._show_figures()
 
     def __enter__(self) -> Progress:
         return self

@@ -73,7 +73,10 @@ class ParquetReader(ColumnarReader):
                     paths = [fields_at(schema, name)[0] for name in names]
                     stored = [*dict.fromkeys(".".join(f.name for f in path) for path in paths)]
                     at_once = _rows_at_once(file, footer, groups, stored, most)
-                    read = parquet.iter_batches(at_once, row_groups=groups, columns=stored)
+                    read = parquet.iter_batches(
+                        at_once, row_groups=groups, columns=stored,
+                        use_threads=False,  # a process with threads cannot fork the workers
+                    )  # fmt: skip
                     yield from (by_columns(batch, names) for batch in read)
 
             schema, row_bytes = parquet.schema_arrow, file.size / max(metadata.num_rows, 1)

@@ -10,7 +10,6 @@ documents in this order, and every unit has the same share of every directory.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -115,7 +114,7 @@ class TokenizedReader(DocumentReader):
 
 
 class TokenizedInputs:
-    """Documents of all inputs of a run. Threads may share it.
+    """Documents of all inputs of a run.
 
     tokens  of the documents, fetched by piece
     """
@@ -140,7 +139,6 @@ class TokenizedInputs:
         self._directories = {file.index: opened(file) for file in files}
         self._seed, self._is_mixed = seed, seed is not None or pools is not None
         self._pools = dict(zip(self._files, pools or (), strict=False))
-        self._ordering = threading.Lock()  # one thread sorts, the others wait for it
         self.tokens = _CheckedTokens(self._directories, highest, columns)
 
     @property
@@ -162,10 +160,9 @@ class TokenizedInputs:
 
     def _pool(self, index: int) -> DocumentPool:
         """Return the documents taken of a file: all in the seeded order, if none were chosen."""
-        with self._ordering:
-            if index not in self._pools:
-                order = self._directories[index].order(order_seed(self._seed or 0, index))
-                self._pools[index] = DocumentPool(order, np.ones(len(order), np.int32))
+        if index not in self._pools:
+            order = self._directories[index].order(order_seed(self._seed or 0, index))
+            self._pools[index] = DocumentPool(order, np.ones(len(order), np.int32))
         return self._pools[index]
 
     def _numbers(self, part: Slice) -> Int64:
