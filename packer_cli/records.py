@@ -3,7 +3,7 @@
     InputFile --Slice/WorkUnit--> Records --encode--> Documents --fit--> Pieces --cut--> Documents
 
 The last documents each fit into a row: planned rows are filled from those of a window. A value that
-a record carries is a column of its Documents; no step between the reader that finds it and the
+a record brings is a column of its Documents; no step between the reader that finds it and the
 writer that stores it depends on it.
 """
 
