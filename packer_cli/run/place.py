@@ -62,7 +62,9 @@ _WORK_FILES = re.compile(
     r"|unit-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl|squared_lengths-[0-9]{5,20}\.bin"
     rf"|{SHARD_NAME}|{'|'.join(map(re.escape, sorted({*SIDE_FILES, *MANIFESTS})))})(\.part)?"
 )
-_TRIES, _SECONDS, _SILENT_TRIES = 100, 0.05, 200  # a note comes after ten seconds
+_SECONDS, _SILENT = 0.05, 200  # between tries; a note comes after ten seconds
+_FEW = 5  # tries: workers of a run that was killed hold its lock until they have ended, too
+_MANY = 100  # tries of ranks: one that ends keeps all others out for a moment
 _AT_ONCE = 8  # files of an upload
 
 
@@ -81,8 +83,8 @@ def own_folder(
 
     Raises UsageError if something else lies there, InUseError if another run is writing there.
     """
-    path, tries = parent / name / ID, _TRIES if shared else 1  # a rank that ends locks it shortly
-    for _ in range(_TRIES):
+    path, tries = parent / name / ID, _MANY if shared else _FEW
+    for _ in range(_MANY):
         with ExitStack() as stack:
             try:
                 find_own(parent, name)
@@ -100,7 +102,7 @@ def own_folder(
 
 @contextmanager
 def locked(
-    path: Path, output: Path, options: RunOptions, *, shared: bool = False, tries: int | None = 1
+    path: Path, output: Path, options: RunOptions, *, shared: bool = False, tries: int | None = _FEW
 ) -> Iterator[None]:
     """Hold a lock file, made if necessary; `shared`: with others that share it.
 
@@ -123,7 +125,7 @@ def locked(
                 f"{output}: another run is writing there",
                 "wait until it ends, or choose another --output",
             )
-        if tries is None and attempt == _SILENT_TRIES:
+        if tries is None and attempt == _SILENT:
             options.notify(f"{output}: waiting for another rank, which holds {path.name} there")
         time.sleep(_SECONDS)
 

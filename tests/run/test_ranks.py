@@ -63,20 +63,6 @@ def test_all_at_once() -> None:
         four_at_once(f"out{attempt}")
 
 
-def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    find, looks = place.find_own, count()
-
-    def looked(folder: Path, name: str) -> Path | None:
-        before = find(folder, name)
-        if not next(looks):
-            Path(folder, name, place.ID).mkdir(parents=True)
-        return before
-
-    monkeypatch.setattr(place, "find_own", looked)
-    succeeds(*rank(0, 1))
-    assert contents("out") == contents("whole")
-
-
 # what the last rank is about to do, for the so-manieth time, when another finishes
 MOMENTS = {
     "packer_cli.run.pipeline.finish_if_last": 0,
