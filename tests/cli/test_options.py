@@ -26,7 +26,7 @@ COMMANDS = get_command(app).list_commands(None)  # type: ignore[attr-defined]
 DECLARED = options_of(PackConfig) | options_of(RunOptions)
 # the command gives these values itself
 UNDECLARED = {
-    "window_tokens", "mixture", "progress", "rank", "world_size", "notify", "warn", "stop",
+    "window_tokens", "mixture", "progress", "rank", "world_size", "notify", "warn",
     "before_switch", "exact",
 }  # fmt: skip
 
