@@ -12,7 +12,7 @@ from typing import Any
 
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import Amount, Mixture, PackConfig
-from packer_cli.options.recipe import Recipe, Source
+from packer_cli.options.recipe import Recipe, RecipeSource
 from packer_cli.options.run_options import RunOptions
 from packer_cli.result.manifest import Manifest
 from packer_cli.run.recipe import pack_recipe
@@ -45,7 +45,7 @@ def recipe_of(amounts: dict[str, dict[str, Any]], max_length: int = 64, **how: A
     """Of the sources that `write_sources` writes. `how`: of the mixture."""
     inputs = {"web": ("web",), "code": ("code.jsonl",), "chat": ("chat.jsonl",)}
     mixture = Mixture(tuple(Amount(name, **amount) for name, amount in amounts.items()), **how)
-    sources = tuple(Source(name, inputs[name], DocumentConfig()) for name in amounts)
+    sources = tuple(RecipeSource(name, inputs[name], DocumentConfig()) for name in amounts)
     return Recipe("mix.toml", "bytes", sources, PackConfig(max_length, mixture=mixture))
 
 

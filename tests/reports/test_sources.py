@@ -19,24 +19,20 @@ def _sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sources()
 
 
-def _json(*arguments: object) -> dict[str, Any]:
-    result = packer("stats", *arguments, "--json")
+def _stats(*arguments: object) -> str:
+    result = packer("stats", *arguments)
     assert result.exit_code == 0, result.stderr
-    content: dict[str, Any] = json.loads(result.stdout)
+    return str(result.stdout)
+
+
+def _json(*arguments: object) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(_stats(*arguments, "--json"))
     return content
 
 
-def _lines(*arguments: object) -> list[str]:
-    result = packer("stats", *arguments)
-    assert result.exit_code == 0, result.stderr
-    return [" ".join(line.split()) for line in result.stdout.splitlines()]
-
-
 def _tables(*arguments: object) -> str:
-    """What is said of sources."""
-    result = packer("stats", *arguments)
-    assert result.exit_code == 0, result.stderr
-    return "sources, in " + str(result.stdout.partition("\nsources, in ")[2])
+    """Return the tables of sources."""
+    return "sources, in " + _stats(*arguments).partition("\nsources, in ")[2]
 
 
 def test_the_tables_of_sources() -> None:
@@ -73,39 +69,38 @@ def test_what_has_no_sources_says_so() -> None:
     assert_error(packer("stats", "tokens", "--by", "source"), 2, "--by source", "recipe")
 
 
-def test_both_sides_of_a_split_are_reported() -> None:
+@pytest.fixture
+def split() -> None:
     pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
-    lines = _lines("out", "--min-utilization", "50%", "--deep")
+
+
+@pytest.mark.usefixtures("split")
+def test_both_sides_of_a_split_are_reported() -> None:
+    lines = _stats("out", "--min-utilization", "50%", "--deep").splitlines()
     assert lines.index("out/train") < lines.index("out/validation")
     assert lines.count("sources, in shares of tokens") == 2
     content = _json("out", "--by", "source")
     assert list(content) == ["train", "validation"]
     assert content["train"] == _json("out/train", "--by", "source")
-    for side in ("train", "validation"):
-        assert content[side]["sources"][0]["name"] == "web"
-    refused = packer("stats", "out", "--html", "page.html")
-    assert_error(refused, 2, "--html", "out holds 2 results")
+    assert {side["sources"][0]["name"] for side in content.values()} == {"web"}
     assert packer("stats", "out", "--min-utilization", "99.9%").exit_code == 1
 
 
-def test_the_side_that_is_not_packed_yet_is_named() -> None:
-    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
+@pytest.mark.usefixtures("split")
+def test_commands_for_one_result_name_both_sides_or_the_one_that_is_missing() -> None:
+    assert_error(packer("stats", "out", "--html", "page.html"), 2, "--html", "out holds 2 results")
+    for arguments in (("show", "out"), ("export", "out", "--to", "trl", "-o", "exported")):
+        result = packer(*arguments)
+        assert_error(result, 1, "out", "train and validation")
+        assert "out/train or out/validation" in result.stderr
     shutil.rmtree("out/validation")
     assert_error(packer("stats", "out"), 2, "out/validation", "no such directory")
     shutil.rmtree("out/train")
     assert_error(packer("stats", "out"), 1, "out", "not packed by packer")
 
 
-def test_commands_for_one_result_name_both_sides() -> None:
-    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
-    for arguments in (("show", "out"), ("export", "out", "--to", "trl", "-o", "exported")):
-        result = packer(*arguments)
-        assert_error(result, 1, "out", "train and validation")
-        assert "out/train or out/validation" in result.stderr
-
-
+@pytest.mark.usefixtures("split")
 def test_both_sides_of_a_split_are_verified() -> None:
-    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
     result = packer("verify", "out", "--against-inputs", "-q")
     assert result.exit_code == 0, result.stderr
     places = [line.split(":")[0] for line in result.stdout.splitlines()]
