@@ -1,9 +1,10 @@
-"""Which characters of the assistant's turns are not trained on: reasoning, tool calls, ranges.
+"""Find the parts of the assistant's turns that are not trained on: reasoning, tool calls, ranges.
 
-Found from renderings, never guessed. What a turn has because of its reasoning or its calls is what
-a rendering without them lacks in that turn. Where ranges of content begin and end is shown by marks
-in the content: characters of private use that the text has not, rendered once more, and gone from a
-text that is else the same. Where that is not clear, it is an error.
+They are found from renderings, never guessed. The part of a turn that stands for its reasoning or
+its calls is what a rendering without them lacks. The edges of ranges of content are shown by marks,
+characters of private use that the text does not have: the conversation is rendered once more with
+them, and without the marks the text must be the same. Anything unclear is an error. Each kind of
+part costs one more rendering of a conversation that has it, calls two or three for each turn.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MARKS = re.compile("[\U00100000-\U0010fffd]")
 
 
 class UntrainedParts:
-    """Finds such parts in the renderings of one template."""
+    """Finder of such parts in the renderings of one template."""
 
     def __init__(self, structures: Structures, config: DocumentConfig) -> None:
         self._structures, self._config = structures, config
@@ -43,10 +44,10 @@ class UntrainedParts:
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
         trained: Collection[int], noted: list[_Message],
     ) -> list[Span]:  # fmt: skip
-        """Spans of characters, of the messages whose numbers are `trained`.
+        """Return (start, stop) of untrained characters of the messages with the numbers `trained`.
 
-        `noted`: the messages with what packer notes about them, which the template never gets.
-        Raises UndecidableError.
+        `noted`: the messages with packer's notes, which the template never gets. Raises
+        UndecidableError.
         """
         spans, config = list[Span](), self._config
         ranged = [number for number in trained if RANGES in noted[number]]
@@ -63,7 +64,7 @@ class UntrainedParts:
     def _ranges(
         self, text: str, messages: list[_Message], tools: list[Any] | None, numbers: list[int]
     ) -> list[Span]:
-        """What its ranges leave out of content."""
+        """Find what ranges of messages leave out of their content."""
         ranges, cuts = list[tuple[int, int, int]](), list[tuple[int, int]]()
         marked = list(messages)
         for number in numbers:
@@ -77,17 +78,17 @@ class UntrainedParts:
             if cuts[first:]:
                 marks = [(at, mark) for mark, (_, at) in enumerate(cuts[first:], first)]
                 marked[number] = _with_marks(messages[number], marks)
-        found = self._marks(text, marked, tools) if cuts else {}
-        shown, spans = {cuts[mark][0] for mark in found}, list[Span]()
+        places = self._marks(text, marked, tools) if cuts else {}
+        shown, spans = {cuts[mark][0] for mark in places}, list[Span]()
         for which, (number, start, stop) in enumerate(ranges):
             if number not in shown:  # the template leaves out the content
                 continue
-            if not {2 * which, 2 * which + 1} <= found.keys():
+            if not {2 * which, 2 * which + 1} <= places.keys():
                 raise _undecided(f"the template does not show all of message {number}")
             content = joined_content(messages[number]["content"])
-            begin, end = found[2 * which], found[2 * which + 1]
+            begin, end = places[2 * which], places[2 * which + 1]
             before, after = cuts[2 * which][1], cuts[2 * which + 1][1]
-            # white space around it is left out, too, where the template shows it
+            # white space around it is left out, too, if the template shows it
             while before > start and text[begin - 1] == content[before - 1]:
                 begin, before = begin - 1, before - 1
             while after < stop and text[end : end + 1] == content[after]:
@@ -98,7 +99,7 @@ class UntrainedParts:
     def _marks(
         self, text: str, messages: list[_Message], tools: list[Any] | None
     ) -> dict[int, int]:
-        """Where each mark is in the text, which has none itself."""
+        """Return the place of each mark in the text, which has none itself."""
         shown = self._rendered(list(map(without_notes, messages)), tools).text
         pieces = _MARKS.split(shown)
         if "".join(pieces) != text:
@@ -112,24 +113,23 @@ class UntrainedParts:
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
         numbers: list[int],
     ) -> list[Span]:  # fmt: skip
-        """What turns have because of their reasoning."""
-        without = [
-            _without_reasoning(m) if m.get("role") == ASSISTANT else m for m in messages
-        ]  # of all, so that it is rendered once
-        other = self._rendered(without, tools)
+        """Find what turns have because of their reasoning."""
+        # without that of all messages, so that they are rendered once
+        thoughtless = [_without_reasoning(m) if m.get("role") == ASSISTANT else m for m in messages]
+        other = self._rendered(thoughtless, tools)
         if other.text == rendering.text:
             return []
-        said = self._said(rendering, messages, tools)
-        lacking, spans = self._said(other, without, tools), list[Span]()
+        written, spans = self._written(rendering, messages, tools), list[Span]()
+        written_without = self._written(other, thoughtless, tools)
         for number in numbers:
-            own, others = said.get(number, []), lacking.get(number, [])
-            if not says_something(without[number]):
-                spans += own  # nothing would be left but its end
+            full, lacking = written.get(number, []), written_without.get(number, [])
+            if not says_something(thoughtless[number]):
+                spans += full  # nothing would be left but its end
                 continue
-            if len(own) != len(others):
+            if len(full) != len(lacking):
                 raise _unclear("reasoning", number)
-            for one, its in zip(own, others, strict=True):
-                added = _added(rendering.text, one, other.text, its)
+            for span, other_span in zip(full, lacking, strict=True):
+                added = _added(rendering.text, span, other.text, other_span)
                 if added is None:
                     raise _unclear("reasoning", number)
                 spans.append(added)
@@ -139,12 +139,13 @@ class UntrainedParts:
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
         numbers: list[int],
     ) -> list[Span]:  # fmt: skip
-        """What turns have because of their calls. Results would not go without calls, so only
-        the conversation up to the turn is rendered without them.
+        """Find what turns have because of their calls. Results need their calls, so only the
+        conversation up to the turn is rendered without them.
         """
-        said, text, spans = self._said(rendering, messages, tools), rendering.text, list[Span]()
+        written, text = self._written(rendering, messages, tools), rendering.text
+        spans = list[Span]()
         for number in numbers:
-            own, message = said.get(number, []), messages[number]
+            turn, message = written.get(number, []), messages[number]
             uncalled = {
                 k: v for k, v in message.items() if k not in ("tool_calls", "function_call")
             } | {"content": message.get("content") or ""}
@@ -152,13 +153,13 @@ class UntrainedParts:
             thought = str(message.get("reasoning_content") or "").strip()
             keeps_thought = self._config.trains_reasoning and thought in text
             if not says_something(uncalled if keeps_thought else _without_reasoning(uncalled)):
-                spans += own
+                spans += turn
                 continue
             without_thought = thoughtless if keeps_thought and thoughtless != message else None
             calls = self._of_calls(messages[:number], message, uncalled, without_thought, tools)
             places = [
                 (at, at + len(calls))
-                for start, stop in own
+                for start, stop in turn
                 for at in range(start, stop - len(calls) + 1)
                 if calls and text.startswith(calls, at)
             ]
@@ -171,31 +172,30 @@ class UntrainedParts:
         self, before: list[_Message], message: _Message, uncalled: _Message,
         thoughtless: _Message | None, tools: list[Any] | None,
     ) -> str:  # fmt: skip
-        """What the turn of a message that follows `before` has because of its calls."""
-        texts, own = list[str](), list[Span]()
+        """Return the text that the turn of a message after `before` has because of its calls."""
+        texts, turns = list[str](), list[Span]()
         for last in filter(None, (message, uncalled, thoughtless)):
             talk = [*before, last]
             upto = self._rendered(talk, tools)
-            spans = self._said(upto, talk, tools).get(len(before), [])
+            spans = self._written(upto, talk, tools).get(len(before), [])
             if len(spans) != 1:
                 raise _unclear("tool calls", len(before))
             texts.append(upto.text)
-            own += spans
-        added = _added(texts[0], own[0], texts[1], own[1], white_space=False)
-        if added is not None and thoughtless:  # some show a thought only where calls follow
-            thought = _added(texts[0], own[0], texts[2], own[2])
+            turns += spans
+        added = _added(texts[0], turns[0], texts[1], turns[1], white_space=False)
+        if added is not None and thoughtless:  # some show a thought only if calls follow
+            thought = _added(texts[0], turns[0], texts[2], turns[2])
             pieces = without([added], [thought]) if thought else []
             added = pieces[0] if len(pieces) == 1 else None
         if added is None:
             raise _unclear("tool calls", len(before))
         return texts[0][slice(*added)]
 
-    def _said(
+    def _written(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None
     ) -> dict[int, list[Span]]:
-        told = self._structures.of(messages, tools)
-        said = self._structures.find(rendering, messages, tools, told)
-        return {one.number: one.spans for one in said}
+        result = self._structures.of(messages, tools)
+        return dict(self._structures.find(rendering, messages, tools, result))
 
     def _rendered(self, messages: list[_Message], tools: list[Any] | None) -> Rendering:
         try:
@@ -205,7 +205,7 @@ class UntrainedParts:
 
 
 def without(spans: list[Span], parts: list[Span]) -> list[Span]:
-    """The spans, in order, without the characters of some parts, in order."""
+    """Return the spans without the characters of some parts; both are in order."""
     for begin, end in parts:
         kept = list[Span]()
         for start, stop in spans:
@@ -220,11 +220,11 @@ def without(spans: list[Span], parts: list[Span]) -> list[Span]:
 def _added(
     text: str, span: Span, other: str, its: Span, *, white_space: bool = True
 ) -> Span | None:
-    """What a span of a text has that the other text's lacks, in one piece; None for anything else.
+    """Find what a span of a text has and that of the other text lacks, in one piece; else None.
 
-    Where it may be in several places, it is the first that cuts no tag in two: of `<a>x<b><a>y`
-    and `<a>y`, with spans that begin after the first `<a>`, it is `x<b>`. `white_space`: also that
-    which follows it.
+    If it can be in several places, it is in the first that cuts no tag in two: of `<a>x<b><a>y`
+    and `<a>y`, with spans that begin after the first `<a>`, it is `x<b>`. `white_space`: with the
+    white space that follows.
     """
     (start, end), (begin, at) = span, its
     if text[start:end] == other[begin:at]:
@@ -249,7 +249,7 @@ def _added(
 
 
 def _without_reasoning(message: _Message) -> _Message:
-    """A message without its thoughts, in fields or in its content."""
+    """Return a message without its thoughts, in fields or in its content."""
     kept = {key: value for key, value in message.items() if key not in REASONING}
     content = kept.get("content")
     if isinstance(content, str) and THOUGHT in content:
@@ -260,7 +260,7 @@ def _without_reasoning(message: _Message) -> _Message:
 
 
 def _with_marks(message: _Message, marks: list[tuple[int, int]]) -> _Message:
-    """The message with marks of these numbers in its content: (before which character, number)."""
+    """Return the message with marks in its content; marks are (before which character, number)."""
     if marks[-1][1] >= _MOST_MARKS or _MARKS.search(joined_content(message["content"])):
         raise _undecided("it has too many ranges, or characters of private use")
     if isinstance(message["content"], str):

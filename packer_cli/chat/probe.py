@@ -1,10 +1,10 @@
 """Probes: conversations with marks in the place of words, to see what a template does with them.
 
-What becomes of a conversation depends on its structure (roles, kinds of parts, names of fields,
+How a conversation is rendered depends on its structure (roles, kinds of parts, names of fields,
 tools, what comes before and after) and, with some templates, on its words (uses.py). A probe is a
-conversation of the same structure in which numbers found nowhere else take the place of all words:
-where each lands in the text, or that it lands nowhere, tells whose words are where (turns.py), and
-what the template leaves out.
+conversation of the same structure in which marks, numbers found nowhere else, take the place of all
+words. Where a mark is in the text shows whose words are where (turns.py), and a mark that is not in
+it shows what the template leaves out. A probe costs one rendering.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from packer_cli._kernels import texts
 from packer_cli.chat.messages import ASSISTANT, REASONING, joined_content
 from packer_cli.records import OmittedContent
 
-# Two things that templates look for in the words themselves: reasoning, and results of tools
-# that a user's message holds.
+# What templates look for in words: reasoning, and results of tools in messages of the user.
 THOUGHT, RESULT, RESULT_END = "</think>", "<tool_response>", "</tool_response>"
-PROBED = frozenset(("role", "content", *REASONING))  # fields with no words but marks in a probe
+PROBED = frozenset(("role", "content", *REASONING))  # fields whose words are marks in a probe
 STRUCTURE = ("role", "type")  # of messages, calls and parts: no words
 _TOOLS = -1  # in the place of a message's number
 _CONTENT, _REASONING, _THOUGHT_IN_CONTENT, _LEAD = "content", "reasoning", "thought", "lead"
 _OF_ROLES = {"tool": "tool_results", "system": "system", "developer": "system"}
 _MARK, _MARKS = "7{:06d}4951", re.compile("(?=(7[0-9]{6,7}4951))")  # found amid digits, too
-_MOST_KNOWN = 1 << 12  # kinds: names of fields are the record's own
+_MOST_KNOWN = 1 << 12  # kinds: records may have any names of fields
 _Message = dict[str, Any]
 
 
 class Piece(NamedTuple):
-    """A part of a conversation. `message`: its number, -1 for the tools; `part`: content,
-    reasoning, thought (in the content), lead (before that thought), or the number of a call or
-    tool.
+    """A part of a conversation.
+
+    message  its number; -1 for the tools
+    part     content, reasoning, thought (in the content), lead (before that thought), or the number
+             of a call or tool
     """
 
     message: int
@@ -46,8 +47,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Probe:
-    """A conversation of marks. `marks[i]`: those of the words of message i; `pieces`: what they
-    stand for, and those of names.
+    """A conversation of marks.
+
+    marks   for each message, the marks of its words
+    pieces  what marks stand for, those of names included
     """
 
     messages: list[_Message]
@@ -56,11 +59,11 @@ class Probe:
     pieces: dict[str, Piece]
 
     def shown_in(self, text: str) -> set[str]:
-        """The marks that a text has, looked for all at once: there may be a hundred thousand."""
+        """Return the marks in a text, found in one pass: there may be a hundred thousand."""
         return set(_MARKS.findall(text))
 
     def missing_in(self, text: str) -> tuple[Piece, ...]:
-        """The pieces that have a mark which the text has not."""
+        """Return the pieces with a mark that is not in the text."""
         shown = self.shown_in(text)
         return _in_order(
             piece
@@ -69,34 +72,38 @@ class Probe:
         )
 
     def empty_in(self, text: str, turns: Mapping[int, str]) -> tuple[int, ...]:
-        """Numbers of the assistant's messages of which a text shows nothing, though they have
-        something. `turns`: the texts of turns that are known. Only there the name of a call shows
-        that call: templates repeat it beside the result.
+        """Return the numbers of the assistant's messages that have something, and a text shows
+        nothing of it.
+
+        `turns`: texts of turns, as far as they are known. The name of a call shows that call only
+        there: templates repeat it beside the result.
         """
-        shown, has_more = self.shown_in(text), dict[int, bool]()
+        marks, shown = self.shown_in(text), dict[int, bool]()
         for mark, (number, _) in self.pieces.items():
             if number != _TOOLS and self.messages[number].get("role") == ASSISTANT:
-                is_shown = not shown.isdisjoint(self.marks[number]) or mark in turns.get(number, "")
-                has_more[number] = has_more.get(number, False) or is_shown
-        return tuple(number for number, is_shown in has_more.items() if not is_shown)
+                is_shown = not marks.isdisjoint(self.marks[number]) or mark in turns.get(number, "")
+                shown[number] = shown.get(number, False) or is_shown
+        return tuple(number for number, is_shown in shown.items() if not is_shown)
 
     def guess(
         self, text: str, messages: list[_Message], tools: list[Any] | None
     ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
-        """(the pieces of which the text of the conversation itself lacks something, the messages as
-        of `empty_in`), by their words alone: as they are, or as a JSON string has them.
+        """Return what `missing_in` and `empty_in` do, for the text of the conversation itself.
+
+        Words are found by themselves alone, as they are or as a JSON string has them.
         """
-        missing, has_more = list[Piece](), dict[int, bool]()
+        missing, shown = list[Piece](), dict[int, bool]()
         for piece in _in_order(self.pieces.values()):
-            number, every = piece.message, _texts_of(piece, messages, tools)
-            shown = [w in text or json.dumps(w, ensure_ascii=False)[1:-1] in text for w in every]
-            if not all(shown):
+            number = piece.message
+            found = [
+                words in text or json.dumps(words, ensure_ascii=False)[1:-1] in text
+                for words in _texts_of(piece, messages, tools)
+            ]
+            if not all(found):
                 missing.append(piece)
             if number != _TOOLS and messages[number].get("role") == ASSISTANT:
-                has_more[number] = has_more.get(number, False) or any(shown) or not shown
-        return tuple(missing), tuple(
-            number for number, is_shown in has_more.items() if not is_shown
-        )
+                shown[number] = shown.get(number, False) or any(found) or not found
+        return tuple(missing), tuple(number for number, is_shown in shown.items() if not is_shown)
 
 
 def _in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
@@ -108,9 +115,11 @@ def probe_of(
     messages: list[_Message], tools: list[Any] | None, *,
     names_calls: bool = False, of_structure: bool = False,
 ) -> Probe:  # fmt: skip
-    """The conversation with marks in the place of its words. `names_calls`: names in calls stay as
-    they are; `of_structure`: texts of other fields and names of tools do not, so that all
-    conversations of a structure have one probe.
+    """Return the conversation with marks in the place of its words.
+
+    names_calls   keep the names in calls
+    of_structure  put marks in the place of texts of other fields and names of tools, too, so that
+                  all conversations of a structure have one probe
     """
     maker = _Maker(names_calls, of_structure)
     marked = [maker.message(message) for message in messages]
@@ -134,8 +143,8 @@ class _Maker:
             self.pieces[mark] = piece
         return mark
 
-    def _own(self, part: str | int, *, is_piece: bool = True) -> str:
-        """A mark for words of the message."""
+    def _mark_words(self, part: str | int, *, is_piece: bool = True) -> str:
+        """Return a new mark for words of the message."""
         mark = self._mark(Piece(len(self.marks) - 1, part) if is_piece else None)
         self.marks[-1].append(mark)
         return mark
@@ -143,7 +152,7 @@ class _Maker:
     def message(self, message: _Message) -> _Message:
         self.marks.append([])
         role = message.get("role")
-        is_own = role == ASSISTANT  # what its own fields say may stand around its words
+        is_own = role == ASSISTANT  # texts of its fields may stand around its words
         marked = {
             key: value
             if key in PROBED or (is_own and type(value) is str)
@@ -162,7 +171,7 @@ class _Maker:
             ]
         thoughts = [key for key in REASONING if has_words(message.get(key))]
         if thoughts:
-            marked |= dict.fromkeys(thoughts, self._own(_REASONING))
+            marked |= dict.fromkeys(thoughts, self._mark_words(_REASONING))
         if calls := message.get("tool_calls"):
             marked["tool_calls"] = [self._call(call, which) for which, call in enumerate(calls)]
         return marked
@@ -172,20 +181,20 @@ class _Maker:
             case str():
                 return text
             case _Thinks(lead, opened, thought, answer):
-                before = f"{self._own(_LEAD)}\n" if lead else ""
-                inner = self._own(_THOUGHT_IN_CONTENT) if thought else ""
-                after = self._own(_CONTENT) if answer else ""
+                before = f"{self._mark_words(_LEAD)}\n" if lead else ""
+                inner = self._mark_words(_THOUGHT_IN_CONTENT) if thought else ""
+                after = self._mark_words(_CONTENT) if answer else ""
                 return f"{before}{'<think>' * opened}\n{inner}\n{THOUGHT}\n\n{after}"
             case _Results(before, after):
-                return f"{before}{self._own(_CONTENT)}{after}"
-        return self._own(_CONTENT)
+                return f"{before}{self._mark_words(_CONTENT)}{after}"
+        return self._mark_words(_CONTENT)
 
     def _call(self, call: _Message, which: int) -> _Message:
         if isinstance(function := call.get("function"), dict):
             return dict(self._other(call), function=self._call(function, which))
         marked = dict(self._other(call))
         if has_words(call.get("name")) and not self._names_calls:
-            # no words: templates repeat the name beside the result
+            # not its words: templates repeat the name beside the result
             marked["name"] = self._mark(Piece(len(self.marks) - 1, which))
         arguments = call.get("arguments")
         if isinstance(arguments, str):
@@ -193,28 +202,28 @@ class _Maker:
                 decoded = msgspec.json.decode(arguments)
             except (msgspec.MsgspecError, RecursionError):
                 decoded = None
-            mark = self._own(which, is_piece=has_words(arguments))
-            own = _arguments(decoded, mark) if isinstance(decoded, dict) else None
-            marked["arguments"] = msgspec.json.encode(own).decode() if own else mark
+            mark = self._mark_words(which, is_piece=has_words(arguments))
+            named = _arguments(decoded, mark) if isinstance(decoded, dict) else None
+            marked["arguments"] = msgspec.json.encode(named).decode() if named else mark
         elif isinstance(arguments, dict):
-            mark = self._own(which, is_piece=bool(arguments))
+            mark = self._mark_words(which, is_piece=bool(arguments))
             marked["arguments"] = _arguments(arguments, mark)
         return marked
 
     def _other(self, value: Any, key: str = "") -> Any:
-        """A value of another field, which a probe keeps unless it is that of a structure."""
+        """Return the value of another field, which only the probe of a structure changes."""
         if not self._of_structure:
             return value
         if isinstance(value, str):
             return self._mark(None) if has_words(value) and key not in STRUCTURE else value
         if isinstance(value, list | tuple):
-            return [self._other(one, key) for one in value]
+            return [self._other(item, key) for item in value]
         return (
             {k: self._other(v, k) for k, v in value.items()} if isinstance(value, dict) else value
         )
 
     def tool(self, tool: Any, which: int) -> Any:
-        """Mark its name, which is all that is told of it."""
+        """Mark the name of a tool, by which it is found in a text."""
         if not isinstance(tool, dict):
             return tool
         if isinstance(function := tool.get("function"), dict):
@@ -238,8 +247,8 @@ def _arguments(arguments: dict[str, Any], mark: str) -> dict[str, Any]:
 
 
 class _Thinks(NamedTuple):
-    """Content with a thought: whether there are words before it, `<think>`, words in it, and after
-    it.
+    """Content with a thought: whether there are words before it, `<think>`, words in it, and words
+    after it.
     """
 
     lead: bool
@@ -249,15 +258,15 @@ class _Thinks(NamedTuple):
 
 
 class _Results(NamedTuple):
-    """Content that begins as the result of a tool: what it begins and ends with."""
+    """The edges of content that begins as the result of a tool."""
 
     begin: str
     end: str
 
 
 def _look_of(text: str, role: Any) -> str | _Thinks | _Results | None:
-    """What of a text a probe keeps: itself, where it is blank; how its thought looks, if it is the
-    assistant's; the edges of a tool's result; None for words alone.
+    """Return what a probe keeps of a text: a blank one itself, the form of the assistant's thought,
+    the edges of a tool's result; None for words alone.
     """
     if not has_words(text):
         return text
@@ -271,16 +280,16 @@ def _look_of(text: str, role: Any) -> str | _Thinks | _Results | None:
 
 
 def parted(content: str) -> tuple[str, str, str, str]:
-    """Content with `</think>`, split as templates do: what comes before the thought, the `<think>`
+    """Split content with `</think>` as templates do: what comes before the thought, the `<think>`
     that opens it or "", the thought, and what follows it.
     """
-    before, _, rest = content.partition(THOUGHT)
+    before, _, after = content.partition(THOUGHT)
     lead, opening, thought = before.rpartition("<think>")
-    return lead, opening, thought, rest.rpartition(THOUGHT)[2]
+    return lead, opening, thought, after.rpartition(THOUGHT)[2]
 
 
 def has_words(text: Any) -> bool:
-    """Whether it is a text that is not blank."""
+    """Tell whether a value is a text that is not blank."""
     return isinstance(text, str) and bool(text) and not text.isspace()
 
 
@@ -290,8 +299,9 @@ _kinds: dict[Any, object] = {}
 
 
 def kinds_of(messages: list[_Message]) -> tuple[object, ...]:
-    """What of each message, besides its words, may decide how it is rendered: the same object for
-    messages of the same kind, so that conversations are compared by their tuples of kinds.
+    """Return the kind of each message: all but its words that may decide how it is rendered.
+
+    Messages of the same kind have the same object, so conversations are compared by their tuples.
     """
     if len(_kinds) > _MOST_KNOWN:
         _kinds.clear()
@@ -300,7 +310,7 @@ def kinds_of(messages: list[_Message]) -> tuple[object, ...]:
 
 
 def _made(message: _Message, key: Any) -> object:
-    """The kind of a message of that `texts.key_of`."""
+    """Return the kind of a message that has this key; None: one that `texts` does not know."""
     if key is None:
         reasoning = tuple(_look(message.get(name), None) for name in REASONING)
         looks = _look(message.get("content"), message.get("role")), reasoning
@@ -311,7 +321,7 @@ def _made(message: _Message, key: Any) -> object:
 
 
 def _look(content: Any, role: Any) -> Any:
-    """What a probe keeps of content, or of reasoning: it may decide how that and others look."""
+    """Return what a probe keeps of content, or of reasoning."""
     if isinstance(content, list):
         return tuple(_look(p if isinstance(p, str) else p.get("text"), role) for p in content)
     return (_look_of(content, role),) if isinstance(content, str) else type(content)
@@ -326,19 +336,20 @@ def _call(call: Any) -> Any:
     return function is inner, "name" in inner, type(arguments), not arguments
 
 
-def told_of(value: Any, known: Collection[str], key: str = "") -> Any:
-    """What of a value that a probe keeps as it is may decide how a conversation is rendered, for a
-    template that knows some fields: all but words, and these of `type`.
+def structure_of(value: Any, known: Collection[str], key: str = "") -> Any:
+    """Return the structure of a value that a probe keeps: all but words may decide how a template
+    that knows these fields renders it, and so may the words of `role` and `type`.
     """
     if isinstance(value, str):
         return value if key in STRUCTURE or not has_words(value) else True
     if isinstance(value, list | tuple):
-        return tuple(told_of(one, known, key) for one in value)
+        return tuple(structure_of(item, known, key) for item in value)
     if isinstance(value, dict):
-        inner = ((name, told_of(one, known, name)) for name, one in value.items()
-                 if name in known or isinstance(one, dict))  # fmt: skip
-        more = ((name, told) for name, told in inner if name in known or len(told) > 1)
-        return bool(value), *more
+        inner = ((name, structure_of(item, known, name)) for name, item in value.items()
+                 if name in known or isinstance(item, dict))  # fmt: skip
+        return bool(value), *(
+            (name, structure) for name, structure in inner if name in known or len(structure) > 1
+        )
     return repr(value)
 
 
@@ -346,7 +357,7 @@ def told_of(value: Any, known: Collection[str], key: str = "") -> Any:
 
 
 def words_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -> str:
-    """The text of a piece; calls and tools as JSON."""
+    """Return the text of a piece; calls and tools as JSON."""
     if piece.message == _TOOLS:
         return _as_json((tools or [])[int(piece.part)])
     message = messages[piece.message]
@@ -363,7 +374,9 @@ def words_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) ->
 
 
 def _texts_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -> list[str]:
-    """The texts that show a piece: its words, a tool's name, the name and arguments of a call."""
+    """Return the texts that show a piece: its words, or the name of a tool, or the name and
+    arguments of a call.
+    """
     if not isinstance(piece.part, int):
         return [words_of(piece, messages, tools).strip()]
     is_tool = piece.message == _TOOLS
@@ -379,23 +392,23 @@ def _texts_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -
 def summed(
     record: int, pieces: tuple[Piece, ...], messages: list[_Message], tools: list[Any] | None
 ) -> list[OmittedContent]:
-    """The pieces of a record, together by what they are."""
+    """Add up the pieces that the text of a record leaves out, by their kinds."""
     by_kind: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_kind.setdefault(kind_of_piece(piece, messages), []).append(piece)
     return [
         OmittedContent(
             record,
-            what,
-            len({piece.message for piece in some} - {_TOOLS}),
-            "\n".join(words_of(piece, messages, tools) for piece in some),
+            kind,
+            len({piece.message for piece in alike} - {_TOOLS}),
+            "\n".join(words_of(piece, messages, tools) for piece in alike),
         )
-        for what, some in by_kind.items()
+        for kind, alike in by_kind.items()
     ]
 
 
 def kind_of_piece(piece: Piece, messages: list[_Message]) -> str:
-    """One of `result.wording.UNSHOWN`."""
+    """Return one of `result.wording.UNSHOWN`."""
     if piece.message == _TOOLS:
         return "tools"
     if isinstance(piece.part, int):

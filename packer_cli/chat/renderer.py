@@ -1,4 +1,7 @@
-"""Conversations to documents: a text made by a chat template, and the spans to train on."""
+"""Render conversations to documents: the text of a chat template, and the spans to train on.
+
+It costs one rendering for most conversations, and some more, once, for each of their structures.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ from packer_cli.chat.messages import (
     without_notes,
 )
 from packer_cli.chat.parts import UntrainedParts, without
-from packer_cli.chat.probe import Piece
+from packer_cli.chat.probe import Piece, probe_of
 from packer_cli.chat.syntax import reads_of
 from packer_cli.chat.turns import (
     PROBE,
-    Said,
+    AssistantSpan,
+    ProbeResult,
     Span,
     Structures,
-    Told,
     common_prefix,
     speakers,
 )
@@ -52,14 +55,17 @@ _ARGUMENTS_PROBE = {"a\ue000": "b"}
 
 @dataclass(frozen=True)
 class Document:
-    """A text; `spans` of characters to train on, None for all of it.
+    """A text, and what to train on.
 
-    `conversation` is what the text was rendered from, where it was. `left_out`: what of the
-    conversation the text does not show; `empty_turns`: turns of the assistant of which it shows
-    nothing, and which are not trained on. `turns`: the characters of the assistant's turns that
-    are trained on at least in part, None for `spans`; `masked`: what of the assistant is not
-    trained on because of flags and options. `speakers`: the number of the message that each span is
-    of, if messages have values.
+    spans         (start, stop) of characters to train on; None for all of them
+    conversation  that the text was rendered from; None if no template was used
+    left_out      pieces of the conversation that the text does not show
+    empty_turns   number of the assistant's turns that the text does not show, so they are not
+                  trained on
+    turns         (start, stop) of the assistant's turns that are trained on at least in part; None
+                  for `spans`
+    masked        texts of the assistant that are not trained on because of flags and options
+    speakers      for each span, the number of its message; empty unless messages have values
     """
 
     text: str
@@ -80,8 +86,8 @@ class Renderer:
     ) -> None:
         """`ends_matter`: whether the tokenizer has tokens that could end a turn.
 
-        Raises UndecidableError for a template that renders no question and answer, UsageError for
-        one whose turns have no end.
+        Raises UndecidableError if the template renders no question with its answer, UsageError if
+        its turns have no end.
         """
         self._template, self._config, self._ends_matter = template, config, ends_matter
         self._others: dict[bytes, Renderer] = {}  # by arguments
@@ -100,7 +106,7 @@ class Renderer:
         return self._template.source
 
     def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
-        """The renderer of this template with a record's own arguments. Raises RefusedError and
+        """Return the renderer for a record with arguments of its own. Raises RefusedError and
         UndecidableError.
         """
         try:
@@ -136,30 +142,30 @@ class Renderer:
                 raise
             messages = filled
             rendering = self._template.render(messages, tools)
-        told = self.structures.of(messages, tools)
-        left_out, empty = self._missing(told, rendering.text, messages, tools)
+        result = self.structures.of(messages, tools)
+        left_out, empty = self._missing(result, rendering.text, messages, tools)
         document = Document(rendering.text, None, conversation, left_out=left_out)
         if not self._finds_turns:
             return document
-        all_own = own = speakers(noted)
+        every = numbers = speakers(noted)
         if conversation.turn is not None:
-            own = own[-1:]
-        asked = trained = set(own)
+            numbers = numbers[-1:]
+        chosen = trained = set(numbers)
         if flagged:
-            asked = {number for number in own if CONTEXT not in noted[number]}
-            trained = {number for number in asked if is_trained(noted[number])}
-        if len(trained) < len(own) and self.structures.rearranges(rendering, messages):
+            chosen = {number for number in numbers if CONTEXT not in noted[number]}
+            trained = {number for number in chosen if is_trained(noted[number])}
+        if len(trained) < len(numbers) and self.structures.rearranges(rendering, messages):
             raise undecidable(
                 "messages have weights, or not all are trained on, and the template rearranges "
                 "messages"
             )
-        said = self.structures.find(
-            rendering, messages, tools, told,
-            whose=bool(empty) or len(trained) < len(all_own) or self._has_values,
+        written = self.structures.find(
+            rendering, messages, tools, result,
+            by_message=bool(empty) or len(trained) < len(every) or self._has_values,
         )  # fmt: skip
-        spans_asked, spans = (
-            [span for one in said if one.number < 0 or one.number in some for span in one.spans]
-            for some in (asked.difference(empty), trained.difference(empty))
+        chosen_spans, spans = (
+            [span for number, spans in written if number < 0 or number in kept for span in spans]
+            for kept in (chosen.difference(empty), trained.difference(empty))
         )
         empty_turns = [
             n
@@ -169,53 +175,55 @@ class Renderer:
         ]
         document = replace(document, spans=spans, empty_turns=len(empty_turns))
         begin = next((start for start, stop in spans if start < stop), 0)
-        document = self._trimmed(document, spans_asked, rendering, messages, trained)
+        document = self._trimmed(document, chosen_spans, rendering, messages, trained)
         if conversation.turn is None:
-            return self._with_speakers(document, said) if self._has_values else document
+            return self._with_speakers(document, written) if self._has_values else document
         document = self._prompted(document, begin, messages, tools)
         return replace(document, speakers=[len(messages) - 1] * len(document.spans or []))
 
     @cached_property
     def _type_of_arguments(self) -> type | None:
-        """What the arguments of calls must be, so that the template writes a JSON object or its own
-        form of one: text, or an object, which others dump once more or write as Python does; None
-        if it writes either, or neither.
+        """The type of calls' arguments, str or dict, of which the template writes a JSON object or
+        its own form of one; None if it takes both, or neither. Other templates dump texts once
+        more, or write objects as Python does.
         """
-        given: list[Any] = [msgspec.json.encode(_ARGUMENTS_PROBE).decode(), _ARGUMENTS_PROBE]
-        right = [type(one) for one in given if _shows_arguments(self._template, one)]
-        return right[0] if len(right) == 1 else None
+        arguments: list[Any] = [msgspec.json.encode(_ARGUMENTS_PROBE).decode(), _ARGUMENTS_PROBE]
+        types = [type(value) for value in arguments if _shows_arguments(self._template, value)]
+        return types[0] if len(types) == 1 else None
 
     def _with_arguments(self, conversation: Conversation) -> Conversation:
-        """The conversation with the arguments of its calls as the template is to get them."""
+        """Return the conversation with the arguments of its calls as the template takes them."""
         messages = conversation.messages
-        if all(not one.get("tool_calls") for one in messages) or self._type_of_arguments is None:
+        if not any(m.get("tool_calls") for m in messages) or self._type_of_arguments is None:
             return conversation
         converted = [
-            one | {"tool_calls": [_converted(call, self._type_of_arguments) for call in calls]}
-            if (calls := one.get("tool_calls"))
-            else one
-            for one in messages
+            message | {"tool_calls": [_converted(call, self._type_of_arguments) for call in calls]}
+            if (calls := message.get("tool_calls"))
+            else message
+            for message in messages
         ]
         return replace(conversation, messages=converted)
 
-    def _with_speakers(self, document: Document, said: list[Said]) -> Document:
-        """The document with the message of each of its spans, which are within what was said."""
-        whole = sorted((span[0], one.number) for one in said for span in one.spans)
+    def _with_speakers(self, document: Document, written: list[AssistantSpan]) -> Document:
+        """Return the document with the message of each of its spans, which lie within `written`."""
+        whole = sorted((span[0], number) for number, spans in written for span in spans)
         begins = [begin for begin, _ in whole]
         places = [bisect_right(begins, start) - 1 for start, _ in document.spans or []]
         return replace(document, speakers=[whole[place][1] for place in places])
 
     def _trimmed(
-        self, document: Document, asked: list[Span], rendering: Rendering,
+        self, document: Document, chosen: list[Span], rendering: Rendering,
         messages: list[dict[str, Any]], trained: set[int],
     ) -> Document:  # fmt: skip
-        """The document with the ends of its turns, and without parts that are not trained on.
+        """Return the document with the ends of its turns, and without parts that are not trained
+        on.
 
-        `asked`: the spans that would be but for flags; `trained`: the numbers of messages that are.
+        chosen   spans that are trained on, flags aside
+        trained  numbers of the messages that are
         """
         conversation, text, turns = document.conversation, document.text, document.spans or []
         noted, tools = (conversation.messages, conversation.tools) if conversation else ([], None)
-        is_whole = turns == asked
+        is_whole = turns == chosen
         if self._config.turn_end:
             text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
@@ -225,36 +233,38 @@ class Renderer:
             spans = without(spans, parts)
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
             is_whole = is_whole and not parts
-        masked = [] if is_whole else without(asked, spans)
+        masked = [] if is_whole else without(chosen, spans)
         shown = [text[start:stop] for start, stop in masked]
         return replace(document, text=text, spans=spans, turns=turns, masked=shown)
 
     def _missing(
-        self, told: Told, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
-    ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
-        """What the text of a conversation leaves out, and which messages are empty without it."""
-        missing, empty = told.learned.missing, told.learned.empty
-        if not told.learned.refusal and not (told.words and empty):
+        self, result: ProbeResult, text: str, messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+    ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:  # fmt: skip
+        """Return what the text leaves out, and the numbers of messages that it does not show."""
+        behavior = result.behavior
+        missing, empty = behavior.missing, behavior.empty
+        if not behavior.refusal and not (result.words and empty):
             return missing, empty
-        guessed, blank = self.structures.probe(messages, tools).guess(text, messages, tools)
-        if told.learned.refusal:
+        guessed, blank = probe_of(messages, tools).guess(text, messages, tools)
+        if behavior.refusal:
             return guessed, blank
-        shown = {*empty}.difference(blank)  # of the record, though not of its probe
-        left_out = (one for one in missing if one.message not in shown)
+        shown = {*empty}.difference(blank)  # by the record, though not by its probe
+        left_out = (piece for piece in missing if piece.message not in shown)
         return tuple(left_out), tuple(number for number in empty if number not in shown)
 
     def _prompted(
         self, document: Document, begin: int, messages: list[dict[str, Any]],
         tools: list[Any] | None,
     ) -> Document:  # fmt: skip
-        """A document of which only the last message is trained on, as the prompt for it and what
-        follows it. `begin`: where its turn does, though that may not be trained on.
+        """Return a document that trains on its last message only: the prompt for it, and its turn,
+        which begins at `begin`, though that may not be trained on.
 
-        Raises UndecidableError where the prompt ends otherwise than what is before it.
+        Raises UndecidableError if the prompt ends in another way than the text before the turn.
         """
         before, number = messages[:-1], len(messages) - 1
         if all(message.get("role") in ("system", "developer") for message in before):
-            return replace(document, spans=[], turns=[])  # nobody has spoken: it answers nothing
+            return replace(document, spans=[], turns=[])  # it answers nothing
         try:
             prompt = self._template.render(before, tools, add_generation_prompt=True).text
             plain = self._template.render(before, tools).text
@@ -267,9 +277,9 @@ class Renderer:
             return document
         end = end or _from_words(before[-1], prompt).strip()  # nothing asks for the answer
         if end and text[:begin].rstrip().endswith(end):
-            told, _ = self._missing(self.structures.of(before, tools), plain, before, tools)
-            own = [piece for piece in document.left_out if piece.message == number]
-            whole = replace(document, text=prompt + text[begin:], left_out=(*told, *own))
+            missing, _ = self._missing(self.structures.of(before, tools), plain, before, tools)
+            last = [piece for piece in document.left_out if piece.message == number]
+            whole = replace(document, text=prompt + text[begin:], left_out=(*missing, *last))
             return _shifted(whole, begin, len(prompt))
         same = common_prefix(text, prompt)
         raise undecidable(
@@ -279,8 +289,8 @@ class Renderer:
         )
 
     def unread(self, text: str, conversation: Conversation) -> list[str]:
-        """Names of its fields that neither packer nor the template reads; each as often as it is
-        there. `text`: made of it, which may hold whole messages as JSON.
+        """Return the names of fields that neither packer nor the template reads, each as often as
+        the conversation has it. `text`: its rendering, which may hold whole messages as JSON.
         """
         source, names = self._template.source, list[str]()
         for message in conversation.messages:
@@ -300,7 +310,7 @@ class Renderer:
 
 
 def _shifted(document: Document, begin: int, now: int) -> Document:
-    """Keep the spans from character `begin` on, which is at `now` in its text."""
+    """Keep the spans from character `begin` on, which is character `now` of the text."""
 
     def moved(spans: Sequence[Span]) -> list[Span]:
         return [
@@ -313,7 +323,7 @@ def _shifted(document: Document, begin: int, now: int) -> Document:
 
 
 def _from_words(message: dict[str, Any], text: str) -> str:
-    """The end of a text, from the words of its last message on; "" where it has them not."""
+    """The end of a text, from the words of its last message on; "" if it does not have them."""
     content = message.get("content")
     words = content.strip() if isinstance(content, str) else ""
     return text[text.rfind(words) :] if words and words in text else ""
@@ -344,19 +354,18 @@ def _refuse_open_turns(structures: Structures, ends: tuple[str, ...]) -> None:
 
 
 def _open_turn(structures: Structures, ends: tuple[str, ...]) -> str:
-    """Where the template does not end a turn of the assistant, for people; "" for nowhere.
-
-    Of templates with `{% generation %}` tags, "": the tags decide.
+    """Describe the turn of the assistant that the template does not end; "" if it ends all, or if
+    its `{% generation %}` tags decide.
     """
     template, tools = structures.template, structures.tools
     for messages in ([*structures.talk, *structures.talk], structures.talk):
         talk = [dict(message) for message in messages]
         try:
-            rendering, told = template.render(talk, tools), structures.of(talk, tools)
-            said = structures.find(rendering, talk, tools, told)
+            rendering = template.render(talk, tools)
+            written = structures.find(rendering, talk, tools, structures.of(talk, tools))
         except (RefusedError, UndecidableError):
             continue
-        text, spans = rendering.text, [span for one in said for span in one.spans]
+        text, spans = rendering.text, [span for _, spans in written for span in spans]
         if ends:
             text, spans = _ended(text, spans, ends)
         turns = [text[start:stop].partition(PROBE) for start, stop in spans]
@@ -368,9 +377,9 @@ def _open_turn(structures: Structures, ends: tuple[str, ...]) -> str:
 
 
 def _shows_parts(template: ChatTemplate) -> bool:
-    """Whether the template writes content that is a list of parts, whoever speaks.
+    """Tell whether the template writes content that is a list of parts, for all roles.
 
-    Many write nothing then, or those of the user only.
+    Many write nothing then, or only the user's.
     """
     parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
     messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
@@ -382,8 +391,8 @@ def _shows_parts(template: ChatTemplate) -> bool:
 
 
 def _shows_arguments(template: ChatTemplate, arguments: Any) -> bool:
-    """Whether the template shows the arguments of a call, and neither dumps their text once more
-    nor writes them as Python does.
+    """Tell whether the template shows the arguments of a call, and neither dumps their text once
+    more nor writes them as Python does.
     """
     function = {"name": "f", "arguments": arguments}
     call = {"id": "abcdefghi", "type": "function", "function": function}
@@ -397,7 +406,7 @@ def _shows_arguments(template: ChatTemplate, arguments: Any) -> bool:
 
 
 def _converted(call: dict[str, Any], kind: type) -> dict[str, Any]:
-    """A call, or its function, whose arguments are of that type, if they can be."""
+    """Return a call, or its function, with arguments of that type, if they can be."""
     if isinstance(function := call.get("function"), dict):
         return call | {"function": _converted(function, kind)}
     arguments = call.get("arguments")

@@ -18,7 +18,7 @@ from packer_cli._kernels import reference
 from support import assert_error, check_directory, pack, packer, recover_documents
 
 from packer_cli import open_packed
-from packer_cli.inputs.record_columns import faultless, one_by_one
+from packer_cli.inputs.record_columns import Row, faultless, one_by_one
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -249,3 +249,23 @@ def test_the_fast_way_is_the_careful_one(seed: int, kind: Any) -> None:
                 assert [one.tolist() for one in fast if one is not None] == [
                     twin[0], twin[2], twin[1]
                 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [  # ids, labels, attention mask, loss mask and others; what is trained on, or what is wrong
+        (([1, 2, 3], [1, 2, 9], None, [1, 1, 0]), [1, 1, 0]),  # a masked label is not compared
+        (([1, 2, 3], [1, 2, 9], None, None, [1, 0, 0]), [1, 0, 0]),
+        (([1, 2, 3], [1, 2, 9], None, [1, 1, 1]), "labels[2] is 9"),
+        (([1, 2, 3], [1, 2, 9], [1, 1, 0], None), [1, 1]),  # nor is one of padding
+        (([1, 2, 3], None, None, [1, 2, 0]), "loss_mask"),
+        (([1, 2, 3], [1, 2, 9], None, [1, 1, 0], [0, 1, 1]), [0, 1, 0]),
+    ],
+)
+def test_labels_are_compared_after_masks(row: Row, expected: Any) -> None:
+    (_, _, trained), bad = one_by_one([row])
+    if isinstance(expected, str):
+        assert expected in bad[0]
+    else:
+        assert trained is not None
+        assert (trained.tolist(), bad) == (expected, {})
