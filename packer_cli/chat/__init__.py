@@ -1,15 +1,16 @@
-"""Supervised records: from messages or prompts to text, and what of it is trained on.
+"""Supervised records: from messages or prompts to texts, and the parts of them to train on.
 
-messages.py       conversations of every dialect as OpenAI-style messages
-exchanges.py      fields of any shape -> a conversation, or texts
-templates.py      which chat template
-chat_template.py  messages -> text in a sandbox, and where every turn begins and ends in it
-syntax.py         which variables a template reads, and what it looks for in words
+messages.py       records of any shape and dialect -> a conversation, or texts
+templates.py      choice of the chat template
+chat_template.py  messages -> text in a sandbox, and the characters of every turn
+syntax.py         variables that a template reads, and names in it
 probe.py          conversations of marks, one for each structure, and what a text leaves out of them
-turns.py          the characters that the assistant wrote, end of turn included
-parts.py          which of them are not trained on
+uses.py           how a template uses words
+turns.py          characters that the assistant wrote, end of turn included
+parts.py          those of them that are not trained on
 renderer.py       messages -> Document(text, spans)
-documents.py      record -> Document: all of it together
-encoder.py        records -> tokens and trained flags; shortens conversations
+documents.py      records -> documents: all of the above together
+encoder.py        documents -> tokens and trained flags; shortens conversations
+traces.py         traces of agents, by their token ids
 processes.py      rendering in processes beside the run, with limits
 """

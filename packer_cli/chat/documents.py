@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from packer_cli.chat.chat_template import ChatTemplate
-from packer_cli.chat.exchanges import conversation_of, texts_of
 from packer_cli.chat.messages import (
     ASSISTANT,
     OF_TRAINING,
@@ -20,7 +19,9 @@ from packer_cli.chat.messages import (
     Naming,
     RefusedError,
     UndecidableError,
+    conversation_of,
     joined_content,
+    texts_of,
     with_context,
     with_noted,
 )

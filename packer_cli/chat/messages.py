@@ -1,4 +1,11 @@
-"""Conversations of every dialect, as the messages that chat templates know.
+"""Records as conversations: messages of every dialect as chat templates know them, and the fields
+of other shapes as messages or texts. It costs a look at each message; most need no change.
+
+    {"messages": [..]}                                     a conversation as it is
+    {"prompt": .., "completion": ..}                       texts, or lists of messages
+    {"instruction": .., "input": .., "output": ..}         Alpaca's
+
+Prompts are texts, unless a chat template is to render them. Messages have many dialects:
 
     {"role": "user", "content": "..."}                   OpenAI style: as it is
     {"from": "gpt", "value": "..."}                      ShareGPT style: renamed
@@ -9,28 +16,27 @@
     content: null, a string, or a list of text parts
     tool_calls: a list of objects, or JSON text of one
 
-As transformers does, fields that are null are left out of a message; and so are `reasoning` and
+As in transformers, fields that are null are left out of a message. So are `reasoning` and
 `thinking` that are switches, such as "on" or true.
 
-Records themselves may say what of them is trained on, by flags of messages and ranges of content,
-which only take away from what `--train-on` chooses:
+Flags of messages and ranges of content in a record restrict what `--train-on` chooses:
 
     {"weight": 0}                  OpenAI, Mistral: 0 or 1
     {"train": false}               axolotl; also "training"
     {"loss": false}                ms-swift, ChatGLM; "loss_weight" of LLaMA-Factory: 0 or 1
     {"masking": true}              the other way round; also "masked"
     {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": true}]}
-                                   axolotl: characters of the content, the last one included; of
-                                   the content only what such a range says is trained on, and of
-                                   a message with an empty list, nothing
+                                   axolotl: characters of the content, the last one included; only
+                                   such ranges of the content are trained on, and nothing of a
+                                   message with an empty list
     {"content": [{"type": "text", "text": "..", "weight": 0}]}
-                                   any of the flags, of a part of the content
+                                   any of the flags, for a part of the content
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +45,19 @@ import msgspec
 
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
-from packer_cli.options.shapes import CALLS, PLAIN_ROLES, messages_in, role_of
+from packer_cli.options import shapes
+from packer_cli.options.shapes import (
+    ARGUMENTS,
+    CALLS,
+    HISTORY,
+    PLAIN_ROLES,
+    SYSTEM,
+    Shape,
+    list_in,
+    messages_in,
+    role_of,
+    turns_in,
+)
 
 # flags, and whether what has 1 or true there is trained on
 _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), True) | {
@@ -61,6 +79,7 @@ _WAY_OUT = "use a template with {% generation %} tags (--chat-template), or --tr
 _NAMING = "where other keys hold them: --field role=KEY --field content=KEY"
 _ELSEWHERE = ("text", "message", "parts")  # other names for content, which no template shows
 ASSISTANT = "assistant"
+PASSED = ("messages", "tools", "add_generation_prompt")  # variables of templates
 REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
 _PARSED = frozenset(("function_call", "tool_calls", *REASONING, *OF_TRAINING))
 
@@ -88,10 +107,11 @@ _HIDDEN = {"role": ("role", "from"), "content": ("content", "value")}
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record as messages. `arguments`: its own ones for the chat template.
+    """A record as messages.
 
-    `turn`: where only its last message is trained on, as the answer to the prompt of all before:
-    the number of that answer among those of the record.
+    arguments  of the record, for the chat template
+    turn       with `--turns each`, the number of its last message among the answers of the record:
+               only that one is trained on, and all before is its prompt
     """
 
     messages: list[dict[str, Any]]
@@ -105,13 +125,13 @@ class RefusedError(ValueError):
 
 
 class UndecidableError(DataError):
-    """Nothing shows which part of the text is the assistant's."""
+    """Nothing shows which part of the text is the assistant's. `position`: of its record."""
 
     position = 0
 
 
 def undecidable(why: str, way_out: str = _WAY_OUT) -> UndecidableError:
-    """The error. No constructor of the class: pickle calls that with the whole message."""
+    """Return the error. It is not a constructor: pickle calls that with the whole message."""
     return UndecidableError(
         f"cannot tell which part of the text is the assistant's: {why}", way_out
     )
@@ -129,16 +149,16 @@ class MalformedError(ValueError):
 
 
 class _GivenRole(str):
-    """A role that --role gives: it stays as it is, whatever else that name may mean."""
+    """A role that --role gives: it is not looked up again among names of speakers."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Naming:
-    """How the input names keys of messages and speakers, where options say so.
+    """Names of keys and speakers in the input, from options.
 
-    keys   own name -> name in the input
+    keys   packer's name -> name in the input
     roles  speaker -> role
     """
 
@@ -146,10 +166,10 @@ class Naming:
     roles: Mapping[str, str]
 
     def applied(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a record with the names that `parse_messages` knows."""
-        own = fields.copy()
+        """Return the fields of a record with the names that `parse_messages` knows."""
+        renamed = fields.copy()
         for name in _OF_MESSAGES:
-            value = own.get(name)
+            value = renamed.get(name)
             if name in _AS_TEXT and isinstance(value, str):
                 try:
                     value = msgspec.json.decode(value)
@@ -160,13 +180,15 @@ class Naming:
                 if name != "completion" or messages_in(fields.get("prompt"), *keys, certain=True):
                     value = messages_in(value, *keys, certain=True)
             if value and isinstance(value, list):
-                value = [*map(_decoded, value)]
-                own[name] = [self._message(one) if isinstance(one, dict) else one for one in value]
-        return own
+                renamed[name] = [
+                    self._message(item) if isinstance(item, dict) else item
+                    for item in map(_decoded, value)
+                ]
+        return renamed
 
     def _message(self, item: dict[str, Any]) -> dict[str, Any]:
-        there = {key: own for own, key in self.keys.items() if key in item}
-        hidden = {name for own in there.values() for name in _HIDDEN.get(own, (own,))}
+        there = {key: name for name, key in self.keys.items() if key in item}
+        hidden = {name for known in there.values() for name in _HIDDEN.get(known, (known,))}
         message = {
             _RENAMED.get(there[key], there[key]) if key in there else key: value
             for key, value in item.items()
@@ -202,9 +224,9 @@ def with_noted(messages: Any, names: Collection[str]) -> Any:
 
 
 def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str, Any]]:
-    """The messages in a field called `name`: a list of dicts, JSON text of one, or a list of texts.
+    """Return the messages in a field called `name`: a list of objects, or JSON text of one.
 
-    `keep_parts`: leave lists of text parts to the template; else they become one string.
+    `keep_parts`: leave lists of text parts to the template; otherwise they become one string.
     Raises MalformedError.
     """
     if isinstance(value, str):
@@ -224,7 +246,7 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
 
 
 def _decoded(item: Any) -> Any:
-    """An object that is JSON text, as a message or a tool of a list may be; else as it is."""
+    """Decode a message or a tool that is JSON text of an object; anything else stays as it is."""
     if isinstance(item, str) and item.lstrip().startswith("{"):
         with suppress(*_JSON_ERRORS):
             return msgspec.json.decode(item)
@@ -273,11 +295,11 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
 
 
 def _as_openai(message: dict[str, Any], item: dict[str, Any], where: str) -> dict[str, Any]:
-    """The message with OpenAI's names of fields and roles, whatever dialect the item speaks."""
+    """Return the message with OpenAI's names of fields and roles."""
     if "role" not in message and "from" in message:
         value = message.pop("value", None)
-        said = {} if value is None else {"content": value}
-        message = {"role": message.pop("from"), **said, **message}
+        text = {} if value is None else {"content": value}
+        message = {"role": message.pop("from"), **text, **message}
     elif "content" not in message and "value" in message:
         message["content"] = message.pop("value")
     if "role" not in message:
@@ -291,7 +313,7 @@ def _as_openai(message: dict[str, Any], item: dict[str, Any], where: str) -> dic
 
 
 def _without_switches(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """The message without the fields of reasoning that hold no thought, but say how it was made."""
+    """Return the message without fields of reasoning that are switches. Raises MalformedError."""
     for key in REASONING:
         thought = message.get(key, "")
         has_thoughts = isinstance(thought, dict) and not _THOUGHTS.isdisjoint(thought)
@@ -315,7 +337,7 @@ def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
 
 
 def _tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """The message's calls as templates know them, if it has any."""
+    """Return the field of the message's calls as templates know it; {} without calls."""
     if message.get("function_call") and not message.get("tool_calls"):  # OpenAI's first way
         return {"tool_calls": _calls(message["function_call"], f"{where}.function_call")}
     if "tool_calls" in message:
@@ -331,7 +353,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _listed(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of objects, from a list, from one object, or from JSON text of either."""
+    """Return a list of objects, from a list, from one object, or from JSON text of either."""
     if isinstance(value, str):
         value = parse_json(value, where) if value.strip() else []
     items = value if isinstance(value, list) else [value]
@@ -354,7 +376,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def parse_tools(value: Any, name: str) -> list[Any] | None:
-    """Tools as a list, or None when there are none: a list, one object, or JSON text of that."""
+    """Return tools, from a list, one object, or JSON text of either; None if there are none."""
     if isinstance(value, str):
         value = parse_json(value, name) if value.strip() else None
     if isinstance(value, dict):
@@ -365,37 +387,55 @@ def parse_tools(value: Any, name: str) -> list[Any] | None:
 
 
 def parse_json(text: str, name: str) -> Any:
-    """The value that a field's text is JSON of. Raises MalformedError."""
+    """Decode a field's text. Raises MalformedError."""
     try:
         return msgspec.json.decode(text)
     except _JSON_ERRORS as error:
         raise MalformedError(f"field '{name}' is text that is not valid JSON: {error}") from None
 
 
+def parse_arguments(value: Any, field: str) -> dict[str, Any] | None:
+    """Return the arguments of a record for its template: an object, or JSON text of one; None if
+    there are none. Nulls are left out, as in messages. Raises MalformedError.
+    """
+    if isinstance(value, str) and value.strip():
+        value = parse_json(value, field)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, dict):
+        raise MalformedError(f"field '{field}' is {kind_of(value)}, expected an object")
+    for name in PASSED:
+        if name in value:
+            raise MalformedError(f"{field}.{name}: packer passes it to the chat template itself")
+    return {name: argument for name, argument in value.items() if argument is not None} or None
+
+
 def joined_content(content: Any) -> str:
-    """The text of content, which may be a list of parts; "" for none."""
+    """Return the text of content, which may be a list of parts; "" without content."""
     if not isinstance(content, list):
         return content or ""
     return "".join(part if isinstance(part, str) else part["text"] for part in content)
 
 
 def says_something(message: _Message) -> bool:
-    """Whether a message has words, reasoning or calls."""
-    words = [joined_content(message.get("content")), *(message.get(key) for key in REASONING)]
-    spoken = any(isinstance(one, str) and one.strip() for one in words)
-    return spoken or bool(message.get("tool_calls"))
+    """Tell whether a message has words, reasoning or calls."""
+    texts = [joined_content(message.get("content")), *(message.get(key) for key in REASONING)]
+    has_words = any(isinstance(text, str) and text.strip() for text in texts)
+    return has_words or bool(message.get("tool_calls"))
 
 
 def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = ()) -> list[Any]:
-    """Messages of which the assistant's are not trained on, but for those of these numbers."""
+    """Return the messages, with a note at those of the assistant whose numbers are not these."""
     return [
-        one | {CONTEXT: True} if one.get("role") == ASSISTANT and number not in trained_on else one
-        for number, one in enumerate(messages)
+        message | {CONTEXT: True}
+        if message.get("role") == ASSISTANT and number not in trained_on
+        else message
+        for number, message in enumerate(messages)
     ]
 
 
 def is_switch(reasoning: str) -> bool:
-    """Tell whether a text beside a prompt says how the answer was made, and is not a thought."""
+    """Tell whether a text beside a prompt is a setting, such as "high", and not a thought."""
     text = reasoning.strip()
     return text.lower() in _SWITCHES or _SENTENCE.fullmatch(text) is not None
 
@@ -407,19 +447,19 @@ def kind_of(value: object) -> str:
 
 
 def without_notes(message: _Message) -> _Message:
-    """The message as its chat template gets it: with what the record has, and no more."""
+    """Return the message as its chat template gets it, without packer's notes."""
     if _UNSHOWN.isdisjoint(message):
         return message
     return {key: value for key, value in message.items() if key not in _UNSHOWN}
 
 
 def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether any of the messages says something of being trained on."""
+    """Tell whether any of the messages has a flag or a range for training."""
     return not all(map(OF_TRAINING.isdisjoint, messages))
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
-    """Whether its flags leave a message, or a part of one, to be trained on. Nulls say nothing."""
+    """Tell whether the flags of a message, or of a part of one, let it be trained on."""
     flags = ((message.get(flag), trained) for flag, trained in _FLAGS.items())
     return message.get(_DETAIL) != [] and all(
         value is None or bool(value) == trained for value, trained in flags
@@ -434,33 +474,159 @@ def _check_flags(message: Mapping[str, Any], where: str) -> None:
 
 
 def _ranges_of(message: _Message, where: str) -> list[_Range]:
-    """The characters of content that the message's own ranges do not train on."""
+    """Return the characters of content that the ranges of the message leave out."""
     if _DETAIL not in message:
         return []
-    given, content, where = message[_DETAIL], message.get("content"), f"{where}.{_DETAIL}"
-    if not isinstance(given, list) or not isinstance(content, str):
+    details, content, where = message[_DETAIL], message.get("content"), f"{where}.{_DETAIL}"
+    if not isinstance(details, list) or not isinstance(content, str):
         raise MalformedError(
-            f"{where} is {type(given).__name__}, expected a list of ranges, of content that is a "
+            f"{where} is {type(details).__name__}, expected a list of ranges, of content that is a "
             "string"
         )
-    trained = bytearray(len(content) if given else 0)
-    for number, one in enumerate(given):
-        if not isinstance(one, dict) or one.get("train") not in (0, 1):
+    trained = bytearray(len(content) if details else 0)
+    for number, detail in enumerate(details):
+        if not isinstance(detail, dict) or detail.get("train") not in (0, 1):
             raise MalformedError(
-                f"{where}[{number}] is {one!r}, expected begin_offset, end_offset and train, 0 or 1"
+                f"{where}[{number}] is {detail!r}, expected begin_offset, end_offset and train, 0 "
+                "or 1"
             )
-        begin, end = one.get("begin_offset"), one.get("end_offset")
+        begin, end = detail.get("begin_offset"), detail.get("end_offset")
         if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < len(content):
             raise MalformedError(
                 f"{where}[{number}] is of the characters {begin} to {end}, expected some of the "
                 f"{len(content)} of the content, from 0 on"
             )
-        trained[begin : end + 1] = bytes([bool(one["train"])]) * (end + 1 - begin)
-    return [list(found.span()) for found in _UNTRAINED.finditer(trained)]
+        trained[begin : end + 1] = bytes([bool(detail["train"])]) * (end + 1 - begin)
+    return [list(match.span()) for match in _UNTRAINED.finditer(trained)]
 
 
 def _ranges_of_parts(parts: list[Any], texts: list[str]) -> list[_Range]:
-    """The characters of content that is made of parts which are not trained on."""
+    """Return the characters of content in parts that are not trained on."""
     flags = [not isinstance(part, dict) or is_trained(part) for part in parts]
     trained = b"".join(bytes([flag]) * len(text) for flag, text in zip(flags, texts, strict=True))
-    return [list(found.span()) for found in _UNTRAINED.finditer(trained)]
+    return [list(match.span()) for match in _UNTRAINED.finditer(trained)]
+
+
+# -- Fields of any shape
+
+_ALPACA = "alpaca"
+# Taori et al. 2023, Stanford Alpaca: the prompts that the data were made for.
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n"
+)
+
+
+def conversation_of(
+    fields: _Message, shape: Shape, prompt_template: str,
+    keeps_parts: Callable[[list[Any] | None, _Message | None], bool],
+) -> Conversation | None:  # fmt: skip
+    """Return a record as messages; None if it becomes text without a template.
+
+    `keeps_parts`: tells whether the template for such tools and arguments takes content in parts.
+    Raises MalformedError.
+    """
+    columns = shape.columns
+    arguments = parse_arguments(fields.get(ARGUMENTS), columns.get(ARGUMENTS, ARGUMENTS))
+    if not (shape.is_chat or shape.of_messages or prompt_template == "chat"):
+        return None
+    tools = parse_tools(fields.get("tools"), columns.get("tools", ""))
+    keep_parts = keeps_parts(tools, arguments)
+    if shape.is_chat:
+        name = shape.required[0]
+        messages = parse_messages(fields[name], columns[name], keep_parts=keep_parts)
+    else:
+        if shape.of_messages:
+            is_talk = not isinstance(fields["prompt"], str) or bool(
+                messages_in(fields["prompt"], certain=True)
+            )
+            prompt, completion = (
+                [{"role": role, "content": fields[name]}]
+                if isinstance(fields[name], str)
+                and not (is_talk and messages_in(fields[name], certain=True))
+                else parse_messages(fields[name], columns[name], keep_parts=keep_parts)
+                for name, role in (("prompt", "user"), ("completion", ASSISTANT))
+            )
+        else:
+            question, more, answer = _texts(fields, shape)
+            prompt = [{"role": "user", "content": _with_more(question, more)}]
+            completion = [{"role": ASSISTANT, "content": answer}]
+        if earlier := _earlier(fields, shape):
+            earlier = parse_messages(earlier, columns[HISTORY], keep_parts=keep_parts)
+        messages = [*with_context([*earlier, *prompt]), *completion]
+        _think(completion, _optional_text(fields, shapes.REASONING, shape))
+    system = _optional_text(fields, SYSTEM, shape)
+    if system and messages[0].get("role") != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return Conversation(messages, tools, arguments)
+
+
+def _think(completion: list[_Message], reasoning: str) -> None:
+    """Give the only answer of a completion the reasoning that stands beside it."""
+    answers = [message for message in completion if message.get("role") == ASSISTANT]
+    if len(answers) != 1 or not reasoning or is_switch(reasoning):
+        return
+    (answer,) = answers
+    if not answer.get(REASONING[0]) and "</think>" not in str(answer.get("content")):
+        answer |= dict.fromkeys(REASONING[:2], reasoning)
+
+
+def _earlier(fields: _Message, shape: Shape) -> list[_Message]:
+    """Return the messages before the prompt. Raises MalformedError for a list of anything else."""
+    history = fields.get(HISTORY)
+    turns = turns_in(history)
+    if list_in(history) and not turns:
+        raise MalformedError(
+            f"field '{shape.columns[HISTORY]}' is a list of neither messages nor questions with "
+            "their answers",
+            "write it as [[QUESTION, ANSWER], ...], or remove the field",
+        )
+    return turns
+
+
+def texts_of(fields: _Message, shape: Shape, prompt_template: str) -> tuple[str, str]:
+    """Return the prompt of a record and its answer. Raises MalformedError."""
+    if turns := _earlier(fields, shape):
+        raise MalformedError(
+            f"field '{shape.columns[HISTORY]}' has earlier messages ({len(turns)}), and such "
+            "prompts have no place for them",
+            "--prompt-template chat uses them; otherwise remove the field",
+        )
+    system = _optional_text(fields, SYSTEM, shape)
+    prompt, more, answer = _texts(fields, shape)
+    if prompt_template != _ALPACA:
+        return "\n\n".join(filter(None, (system, _with_more(prompt, more)))), answer
+    preamble, blank, template = (ALPACA_WITH_INPUT if more else ALPACA).partition("\n\n")
+    return (system or preamble) + blank + template.format(instruction=prompt, input=more), answer
+
+
+def _texts(fields: _Message, shape: Shape) -> tuple[str, str, str]:
+    """(a prompt, its input or context, its answer)."""
+    asked, more, answer = ("prompt", shapes.CONTEXT, "completion")
+    if shape.kind == _ALPACA:
+        asked, more, answer = ("instruction", "input", "output")
+    prompt, completion = _text(fields, asked, shape), _text(fields, answer, shape)
+    return prompt, _optional_text(fields, more, shape), completion
+
+
+def _with_more(prompt: str, more: str | None) -> str:
+    """Return a prompt with its input or context on a line of its own."""
+    return f"{prompt}\n{more}" if more else prompt
+
+
+def _text(fields: _Message, name: str, shape: Shape) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise MalformedError(
+            f"field '{shape.columns[name]}' is {kind_of(value)}, expected a string"
+        )
+    return value
+
+
+def _optional_text(fields: _Message, name: str, shape: Shape) -> str:
+    return _text(fields, name, shape) if fields.get(name) else ""

@@ -1,14 +1,14 @@
-"""What the syntax tree of a chat template tells, without running any of it.
+"""Read the syntax tree of a chat template, without running any of it.
 
-Which variables it reads that packer does not pass by itself, the arguments of templates:
+It shows which variables the template reads that packer does not pass, the arguments of templates:
 
     --template-arg enable_thinking=false          for all records
     {"chat_template_kwargs": {"thinking": true}}  for one record, which wins over the option
 
-Where it only asks whether one is true, texts and numbers would count as true, or as nothing,
-without a word: they are refused.
+Some are flags: the template only checks whether they are true. Texts and numbers would silently
+count as true or false there, so they are refused.
 
-And the names of fields that it mentions, and whether the prompt for an answer is a constant.
+It also shows the names of fields in the template, and whether the prompt for an answer is constant.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from typing import Any
 from jinja2 import nodes
 
 from packer_cli.chat.chat_template import MARK, environment, refusing_to_compile
-from packer_cli.chat.messages import MalformedError, kind_of, parse_json
+from packer_cli.chat.messages import PASSED
 from packer_cli.errors import UsageError, nearest
 
-PASSED = ("messages", "tools", "add_generation_prompt")
 _OPTION = "--template-arg"
 
 # -- Arguments: variables from outside
@@ -33,15 +32,17 @@ _OPTION = "--template-arg"
 
 @dataclass(frozen=True)
 class Reads:
-    """What a template reads: `names` of variables, and which of them are `flags`: it only asks
-    whether they are true.
+    """Variables that a template reads.
+
+    names  of all of them
+    flags  those that it only checks for truth
     """
 
     names: frozenset[str]
     flags: frozenset[str]
 
     def wrong_flag(self, arguments: Mapping[str, Any]) -> str:
-        """What is wrong with a value in the place of a flag; "" for nothing."""
+        """Describe the first flag whose value is not true or false; "" if there is none."""
         for name, value in arguments.items():
             if name in self.flags and not isinstance(value, bool):
                 shown = json.dumps(value, ensure_ascii=False, default=str)
@@ -53,7 +54,10 @@ class Reads:
 
 
 def arguments_of(sources: Iterable[str], special_tokens: Collection[str]) -> list[str]:
-    """What templates read that neither packer nor the tokenizer, by `special_tokens`, gives."""
+    """Return the variables of templates that neither packer nor the tokenizer passes.
+
+    `special_tokens`: names of those that the tokenizer passes.
+    """
     read = frozenset[str]().union(*(reads_of(source).names for source in sources))
     return sorted(read - {*PASSED, *special_tokens})
 
@@ -61,8 +65,9 @@ def arguments_of(sources: Iterable[str], special_tokens: Collection[str]) -> lis
 def check_arguments(
     arguments: Mapping[str, Any], sources: Sequence[str], special_tokens: Collection[str]
 ) -> None:
-    """UsageError for arguments of the command line that none of the templates reads, or not as
-    what they are. `special_tokens`: names of variables that the tokenizer gives.
+    """Check arguments of the command line. `special_tokens`: as for `arguments_of`.
+
+    Raises UsageError if no template reads one of them, or reads it as a flag that it is not.
     """
     for name in arguments:
         if name in PASSED:
@@ -71,11 +76,11 @@ def check_arguments(
                 "leave it out: it comes from the records",
             )
         if name not in arguments_of(sources, ()):
-            own = arguments_of(sources, special_tokens)
-            near = nearest(name, own)
+            known = arguments_of(sources, special_tokens)
+            near = nearest(name, known)
             raise UsageError(
                 f"{_OPTION}: {name}: the chat template never reads it; it reads "
-                f"{', '.join(own) or 'no arguments'}",
+                f"{', '.join(known) or 'no arguments'}",
                 f"did you mean {near}?" if near else "leave it out, or use another template",
             )
     for source in sources:
@@ -83,42 +88,26 @@ def check_arguments(
             raise UsageError(f"{_OPTION}: {wrong}", "write NAME=true or NAME=false")
 
 
-def parse_arguments(value: Any, field: str) -> dict[str, Any] | None:
-    """A record's own arguments: an object, or JSON text of one; None when there are none. As in
-    messages, what is null is left out. Raises MalformedError.
-    """
-    if isinstance(value, str) and value.strip():
-        value = parse_json(value, field)
-    if value is None or value == "":
-        return None
-    if not isinstance(value, dict):
-        raise MalformedError(f"field '{field}' is {kind_of(value)}, expected an object")
-    for name in PASSED:
-        if name in value:
-            raise MalformedError(f"{field}.{name}: packer passes it to the chat template itself")
-    return {name: one for name, one in value.items() if one is not None} or None
-
-
 @lru_cache(maxsize=8)
 def reads_of(source: str) -> Reads:
-    """The variables that a template reads. UsageError when it does not compile."""
+    """Return the variables that a template reads. Raises UsageError if it does not compile."""
     compiler = environment()
     uses: dict[bool, set[str]] = {True: set(), False: set()}
     with refusing_to_compile():
         tree = compiler.parse(source)
-        own = {*compiler.globals, MARK, "loop", "caller", "self", "varargs", "kwargs"}
-        own |= {one.name for one in tree.find_all(nodes.Macro)}
-        read = frozenset(_read(tree.body, own))
-        for name, is_asked in _uses(tree, asked=False):
-            uses[is_asked].add(name)
+        known = {*compiler.globals, MARK, "loop", "caller", "self", "varargs", "kwargs"}
+        known |= {macro.name for macro in tree.find_all(nodes.Macro)}
+        read = frozenset(_read(tree.body, known))
+        for name, is_truth in _uses(tree, truth=False):
+            uses[is_truth].add(name)
     return Reads(read, read & (uses[True] - uses[False]))
 
 
 def _read(parts: Iterable[nodes.Node | None], known: set[str]) -> Iterator[str]:
-    """Names that parts which follow one another read though some way to them does not set them.
+    """Yield the names that successive parts read, and that are not set on every way to them.
 
-    INOUT known: what is surely set by then. (For jinja2, a name that only some branches of an `if`
-    set is set, or is not, by what follows.)
+    INOUT known: names that are surely set by then. (jinja2.meta does not follow branches: for it, a
+    name that only some branches of an `if` set comes from outside, or does not, by what follows.)
     """
     for part in parts:
         if part is not None:
@@ -134,10 +123,10 @@ def _read_by(node: nodes.Node, known: set[str]) -> Iterator[str]:
             known.add(node.name)
         case nodes.If():
             ways = list[set[str]]()
-            for one in (node, *node.elif_):
-                yield from _read_by(one.test, known)
+            for branch in (node, *node.elif_):
+                yield from _read_by(branch.test, known)
                 ways.append(set(known))
-                yield from _read(one.body, ways[-1])
+                yield from _read(branch.body, ways[-1])
             ways.append(set(known))
             yield from _read(node.else_, ways[-1])
             known |= set.intersection(*ways)
@@ -158,26 +147,26 @@ def _read_by(node: nodes.Node, known: set[str]) -> Iterator[str]:
             yield from _read(node.iter_child_nodes(), known)
 
 
-def _uses(node: nodes.Node, *, asked: bool) -> Iterator[tuple[str, bool]]:
-    """(name, whether it is only asked whether it is true) of each use of a variable; uses that ask
-    only whether it is there are left out. `asked`: the same of the whole of `node`.
+def _uses(node: nodes.Node, *, truth: bool) -> Iterator[tuple[str, bool]]:
+    """Yield (name, whether only its truth matters) for each use of a variable, but not for checks
+    of its presence. `truth`: whether only the truth of `node` matters.
     """
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
-            yield node.name, asked
+            yield node.name, truth
         return
     for part, value in node.iter_fields():
         for child in value if isinstance(value, list) else [value]:
             is_there = isinstance(node, nodes.Test) and node.name in _PRESENCE
             if isinstance(child, nodes.Node) and not (is_there and isinstance(child, nodes.Name)):
-                yield from _uses(child, asked=_is_asked(node, part, asked=asked))
+                yield from _uses(child, truth=_is_truth(node, part, truth=truth))
 
 
 _PRESENCE = ("defined", "undefined", "none")  # tests that any value answers
 
 
-def _is_asked(node: nodes.Node, part: str, *, asked: bool) -> bool:
-    """Whether a part of a node is only asked whether it is true; `asked`: the same of the node."""
+def _is_truth(node: nodes.Node, part: str, *, truth: bool) -> bool:
+    """Tell whether only the truth of a part of a node matters; `truth`: of the node itself."""
     match node:
         case nodes.If() | nodes.CondExpr() if part == "test":
             return True
@@ -189,14 +178,14 @@ def _is_asked(node: nodes.Node, part: str, *, asked: bool) -> bool:
         case nodes.Compare() if part == "expr":
             return _are_truths([operand.expr for operand in node.ops])
         case nodes.And() | nodes.Or() | nodes.CondExpr():
-            return asked
+            return truth
         case nodes.Filter() if part == "node":
-            return asked and node.name in ("default", "d")
+            return truth and node.name in ("default", "d")
     return False
 
 
 def _are_truths(compared: list[Any]) -> bool:
-    return all(isinstance(_constant(one), bool) for one in compared)
+    return all(isinstance(value, nodes.Const) and type(value.value) is bool for value in compared)
 
 
 # -- Fields, and the prompt for an answer
@@ -204,26 +193,28 @@ def _are_truths(compared: list[Any]) -> bool:
 
 @lru_cache(maxsize=8)
 def mentions_in(tree: nodes.Template) -> frozenset[str]:
-    """All names of attributes and all texts in a template: it reads no key but these."""
+    """Return the names of attributes and the texts in a template: it reads no other keys."""
     names = {node.attr for node in tree.find_all(nodes.Getattr)}
     texts = (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
     return frozenset(names.union(texts))
 
 
 def is_constant_prompt(tree: nodes.Template) -> bool:
-    """Whether the prompt for an answer is the same text whatever the conversation is: an `if` at
-    the end of the template asks for it alone, and writes what no loop or message changes.
+    """Tell whether the prompt for an answer is the same for all conversations: an `if` at the end
+    of the template writes it, and it has nothing that a loop or a message changes.
     """
     name = PASSED[-1]
     names = list(tree.find_all(nodes.Name))
-    rest = [one for one in tree.body if not isinstance(one, nodes.ExprStmt)]
-    last = rest[-1] if rest else None
+    statements = [part for part in tree.body if not isinstance(part, nodes.ExprStmt)]
+    last = statements[-1] if statements else None
     if not isinstance(last, nodes.If) or last.elif_ or last.else_ or _name_of(last.test) != name:
         return False
-    own = {"messages", "tools", *(one.name for one in names if one.ctx != "load")}
-    within = [part for one in last.body for part in (one, *one.find_all(nodes.Node))]
+    varying = {"messages", "tools", *(one.name for one in names if one.ctx != "load")}
+    within = [
+        part for statement in last.body for part in (statement, *statement.find_all(nodes.Node))
+    ]
     return sum(one.name == name for one in names) == 1 and all(
-        isinstance(part, _CONSTANT) and _name_of(part) not in own for part in within
+        isinstance(part, _CONSTANT) and _name_of(part) not in varying for part in within
     )
 
 
@@ -233,8 +224,3 @@ _CONSTANT = (nodes.If, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name
 
 def _name_of(node: Any) -> str | None:
     return node.name if isinstance(node, nodes.Name) else None
-
-
-def _constant(node: Any = None) -> Any:
-    """The value of a constant; None for anything else."""
-    return node.value if isinstance(node, nodes.Const) else None

@@ -1,4 +1,4 @@
-"""Choosing a chat template: the one named, or the tokenizer's own, as transformers does."""
+"""Choose a chat template: the one that is named, or the tokenizer's own, as transformers does."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from packer_cli.tokenization.locate import (
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """The sources of the templates in use.
+    """Sources of the chat templates in use.
 
     source     of the template
-    origin     where it came from, for people
+    origin     description of its place, for people
     tool_use   source of another one, for conversations that have tools
     """
 
@@ -40,38 +40,39 @@ class TemplateChoice:
 
 
 def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateChoice | None:
-    """The template of --chat-template, or the tokenizer's; None when there is none.
+    """Return the template of --chat-template, or the tokenizer's; None if it has none.
 
-    The option is a file, or the name of one of several templates that the tokenizer has.
+    The option is a file, or the name of one of several templates that the tokenizer has. Raises
+    UsageError if it is neither, or if there are several templates and no name.
     """
-    own, origin = own_templates(files), "the tokenizer's own"
+    templates, origin = own_templates(files), "the tokenizer's own"
     if option is not None:
-        if option in own:
-            return TemplateChoice(own[option], f"{option} of the tokenizer")
+        if option in templates:
+            return TemplateChoice(templates[option], f"{option} of the tokenizer")
         path = Path(option).expanduser()
         if not path.is_file():
-            names = f"; the tokenizer has: {', '.join(own)}" if own else ""
+            names = f"; the tokenizer has: {', '.join(templates)}" if templates else ""
             raise UsageError(
                 f"--chat-template: {option!r} is not a file, nor a template's name{names}",
                 "give a .jinja file",
             )
-        own, origin = _in_file(path), str(path)
-    if DEFAULT in own:
-        tool_use = own.get(TOOL_USE)
+        templates, origin = _in_file(path), str(path)
+    if DEFAULT in templates:
+        tool_use = templates.get(TOOL_USE)
         if tool_use is not None:
             origin += ", tool_use for tools"
-        return TemplateChoice(own[DEFAULT], origin, tool_use)
-    if own:
+        return TemplateChoice(templates[DEFAULT], origin, tool_use)
+    if templates:
         where, which = ("the tokenizer", "NAME") if option is None else (option, "FILE.jinja")
         raise UsageError(
-            f"{where} has several chat templates: {', '.join(own)}",
+            f"{where} has several chat templates: {', '.join(templates)}",
             f"choose one with --chat-template {which}",
         )
     return None
 
 
 def _in_file(path: Path) -> dict[str, str]:
-    """The templates of a file: Jinja, or JSON like tokenizer_config.json. Raises UsageError."""
+    """Read templates from a file: Jinja, or JSON like tokenizer_config.json. Raises UsageError."""
     with os_errors(path):
         content = read_bytes(path).removeprefix(BYTE_ORDER_MARK)
     try:
@@ -92,7 +93,7 @@ def _in_file(path: Path) -> dict[str, str]:
 
 
 def own_templates(files: TokenizerFiles | None) -> dict[str, str]:
-    """The tokenizer's templates by name."""
+    """Return the tokenizer's templates by name."""
     if files is None:
         return {}
     if TEMPLATE in files.companions:
@@ -106,7 +107,7 @@ def own_templates(files: TokenizerFiles | None) -> dict[str, str]:
 
 
 def configuration(files: TokenizerFiles) -> dict[str, Any]:
-    """tokenizer_config.json, {} when there is none."""
+    """Decode tokenizer_config.json; {} if there is none."""
     if TOKENIZER_CONFIG not in files.companions:
         return {}
     content: dict[str, Any] = msgspec.json.decode(files.companions[TOKENIZER_CONFIG])
@@ -114,7 +115,7 @@ def configuration(files: TokenizerFiles) -> dict[str, Any]:
 
 
 def special_tokens(files: TokenizerFiles | None) -> dict[str, Any]:
-    """bos_token and the like, as templates know them: transformers' special_tokens_map."""
+    """Return bos_token and the like, as templates know them: transformers' special_tokens_map."""
     if files is None:
         return {}
     tokens: dict[str, Any] = {}

@@ -26,7 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels.inputs import read_lists
-from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError, parse_json
+from packer_cli.chat.messages import (
+    Conversation,
+    RefusedError,
+    UndecidableError,
+    conversation_of,
+    parse_json,
+)
 from packer_cli.errors import named
 from packer_cli.inputs.record_columns import value_of
 from packer_cli.options.documents import DocumentConfig
@@ -182,8 +188,6 @@ class TraceEncoder:
         """
         if self._render is None or self._tokenizer is None:
             return True
-        from packer_cli.chat.exchanges import conversation_of  # noqa: PLC0415 jinja2 is slow
-
         shape = Shape("messages", {name: name for name in ("messages", "tools")})
         try:
             fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
