@@ -80,9 +80,9 @@ _REASONS = (_ContentError, MalformedError, RefusedError, UndecidableError)
 
 @dataclass(frozen=True)
 class Composer:
-    """Makes documents of records. Safe to share between threads.
+    """Maker of documents from records. Safe to share between threads.
 
-    renderers   for conversations, the last one for those with tools
+    renderers   for conversations; the last one is for those with tools
     end_tokens  contents of the tokens that can end a turn
     """
 
@@ -93,15 +93,16 @@ class Composer:
     specials: Specials = NO_SPECIALS
 
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """The records of a slice with texts and spans in the place of fields."""
+        """Yield the records of a slice, with texts and spans instead of fields."""
         reader = reader_for(file.format)
         for records in reader.read(file, part, self.shape, self.config):
             yield self.compose(records)
 
     def compose(self, records: Records, begin: Callable[[], None] = lambda: None) -> Records:
-        """Records that cannot be documents join `bad`.
+        """Return the records with texts and spans instead of fields; those that cannot be documents
+        join `bad`.
 
-        `begin` is called before each record is composed; it may raise RefusedError.
+        `begin` is called before each record is composed. It may raise RefusedError.
         """
         documents, positions = list[Document](), list[int]()
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
@@ -109,55 +110,60 @@ class Composer:
         texts, numbers = known_texts(self.shape, self.config), list[int]()
         of_messages = _of_messages(self.config)
         values = [_values_of(Document("", []), self.config)] if of_messages else []
-        for number, given in enumerate(records.fields or []):
+        for number, record in enumerate(records.fields or []):
             position = int(records.positions[number])
             try:
-                fields = _named(given, naming, texts)
+                fields = _named(record, naming, texts)
                 if of_messages:
-                    names = [one.name for one in of_messages]
-                    fields = {own: with_noted(value, names) for own, value in fields.items()}
+                    names = [column.name for column in of_messages]
+                    fields = {name: with_noted(value, names) for name, value in fields.items()}
                 begin()
                 parsed = self._parsed(fields)
                 spelled = self._spelled(parsed)
                 specials += len(spelled)
                 if spelled and self.specials.policy == "error":
                     raise _ContentError(spelled_out(spelled[0]), SPELLED_OUT_TIP)
-                own = self._documents(parsed)
-                if own[-1].left_out and self.config.on_unshown == "error":
-                    raise _ContentError(_unshown_text(own[-1]), UNSHOWN_TIP)
-                self._count_unread(fields, own[-1], unread)
-                own_values = [_values_of(one, self.config) for one in own if of_messages]
+                made = self._documents(parsed)
+                if made[-1].left_out and self.config.on_unshown == "error":
+                    raise _ContentError(_unshown_text(made[-1]), UNSHOWN_TIP)
+                self._count_unread(fields, made[-1], unread)
+                made_values = [
+                    _values_of(document, self.config) for document in made if of_messages
+                ]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or FIX
                 bad.append(BadRecord(position, str(error), tip))
                 continue
-            documents += own
-            values += own_values
-            numbers += [number] * len(own)
-            positions += [position] * len(own)
+            documents += made
+            values += made_values
+            numbers += [number] * len(made)
+            positions += [position] * len(made)
         if self.config.turns == "each":
-            turns = [one.conversation.turn or 0 if one.conversation else 0 for one in documents]
+            conversations = [document.conversation for document in documents]
+            turns = [talk.turn or 0 if talk else 0 for talk in conversations]
             positions = list(map(turn_position, positions, turns))
-        again = isinstance(self.config, PackConfig) and self.config.overlong == "truncate-turns"
+        keeps = isinstance(self.config, PackConfig) and self.config.overlong == "truncate-turns"
         return replace(
             records,
             positions=np.array(positions, np.int64),
             fields=None,
             texts=Texts.of([document.text for document in documents]),
             spans=byte_spans(documents, _end_to_end(values)),
-            columns={name: own[numbers] for name, own in records.columns.items()},
+            columns={name: column[numbers] for name, column in records.columns.items()},
             turns=_turn_counts(documents, self.end_tokens),
             specials=specials,
-            unshown=[part for i, one in enumerate(documents) for part in _left_out(i, one)],
+            unshown=[
+                part for i, document in enumerate(documents) for part in _left_out(i, document)
+            ],
             empty_turns=sum(document.empty_turns for document in documents),
             masked=[(i, text) for i, document in enumerate(documents) for text in document.masked],
             unread=unread,
-            conversations=[document.conversation for document in documents] if again else None,
+            conversations=[document.conversation for document in documents] if keeps else None,
             bad=sorted(bad, key=lambda record: record.position),
         )
 
     def _parsed(self, fields: dict[str, Any]) -> Conversation | Document:
-        """A record as messages, or as its text. Raises MalformedError."""
+        """Return a record as messages, or as a text. Raises MalformedError."""
         template = self.config.prompt_template or ""
         conversation = conversation_of(
             fields, self.shape, template,
@@ -171,36 +177,36 @@ class Composer:
         return Document(text, spans)
 
     def _spelled(self, parsed: Conversation | Document) -> list[Any]:
-        """Special tokens in a record's own content, which may begin in a prompt, or in a part, and
+        """Find special tokens in a record's content. They may begin in a prompt, or in a part, and
         end in what follows it.
         """
         if isinstance(parsed, Document):
-            found = self.specials.may_be_in(parsed.text)
-            return self.specials.in_record(parsed.text) if found else []
+            is_possible = self.specials.may_be_in(parsed.text)
+            return self.specials.in_record(parsed.text) if is_possible else []
         in_parts = any(type(message.get("content")) is list for message in parsed.messages)
         if self.specials.may_be_in(_content(parsed) if in_parts else _given(parsed)):
             return self.specials.in_record(_content(parsed))
         return []
 
     def _documents(self, parsed: Conversation | Document) -> list[Document]:
-        """At least one. Raises RefusedError and UndecidableError."""
+        """Make at least one document of a record. Raises RefusedError and UndecidableError."""
         if isinstance(parsed, Document):
             return [parsed]
         config = self.config
         if config.train_on != "all":
-            if not (own := speakers(parsed.messages)):
+            if not (answers := speakers(parsed.messages)):
                 self._refuse_unknown(parsed)
             chosen = _answers(parsed.messages, config.train_on)
             if config.turns == "each" and chosen:
-                return _joined([self.render(one) for one in _up_to_each(parsed, chosen)])
-            if chosen != own:
+                return _joined([self.render(part) for part in _up_to_each(parsed, chosen)])
+            if chosen != answers:
                 parsed = replace(parsed, messages=with_context(parsed.messages, chosen))
         return [self.render(parsed)]
 
     def _refuse_unknown(self, conversation: Conversation) -> None:
-        """Raise MalformedError if one of unknown speakers may be the assistant."""
+        """Raise MalformedError if an unknown speaker may be the assistant."""
         source = self._renderer(conversation.tools, None).source
-        roles = roles_for([one.get("role") for one in conversation.messages], source)
+        roles = roles_for([message.get("role") for message in conversation.messages], source)
         if roles:
             raise MalformedError(
                 f"no message is the assistant's; unknown speakers: {named(roles)}",
@@ -208,10 +214,7 @@ class Composer:
             )
 
     def render(self, conversation: Conversation) -> Document:
-        """The document of messages, through the chat template.
-
-        Raises RefusedError and UndecidableError.
-        """
+        """Render messages through the chat template. Raises RefusedError and UndecidableError."""
         renderer = self._renderer(conversation.tools, conversation.arguments)
         return renderer.render(conversation)
 
@@ -228,13 +231,13 @@ class Composer:
     def _count_unread(
         self, fields: dict[str, Any], document: Document, unread: dict[str, int]
     ) -> None:
-        """Count fields of the record that nobody reads. INOUT unread."""
+        """Count fields of the record that neither packer nor the template reads. INOUT unread."""
         conversation = document.conversation
         if conversation is not None:
             renderer = self._renderer(conversation.tools, conversation.arguments)
             names = renderer.unread(document.text, conversation)
             thought = fields.get(REASONING[-1])
-            if thought and all(thought != one.get(REASONING[0]) for one in conversation.messages):
+            if thought and all(thought != m.get(REASONING[0]) for m in conversation.messages):
                 names.append(self.shape.columns[REASONING[-1]])
         else:
             names = [ARGUMENTS] if fields.get(ARGUMENTS) else []
@@ -250,9 +253,9 @@ def make_composer(
     end_tokens: tuple[str, ...],
     specials: Specials = NO_SPECIALS,
 ) -> Composer:
-    """A composer, here or in a child: its arguments can be pickled, a compiled template cannot.
+    """Make a composer. Its arguments can be sent to other processes, a compiled template cannot.
 
-    Raises InternalError for a value of --train-on that is declared, and handled nowhere.
+    Raises InternalError for a value of --train-on that is declared, but not handled.
     """
     if config.train_on != "all":
         _answers([], config.train_on)  # an error for a value that it does not know
@@ -274,7 +277,7 @@ def make_composer(
 
 
 def _named(fields: dict[str, Any], naming: Naming, texts: Collection[str]) -> dict[str, Any]:
-    """A record with the names that are known here; `texts`: fields that are texts or nothing."""
+    """Return a record with packer's names; fields in `texts` are ignored if they are not texts."""
     if naming.keys or naming.roles:
         fields = naming.applied(fields)
     for name in texts:
@@ -288,7 +291,7 @@ def _given(conversation: Conversation) -> tuple[Any, Any, Any]:
 
 
 def _content(conversation: Conversation) -> list[Any]:
-    """The record's own content, without the second names that parsing gives to parts of it."""
+    """Return a record's content, without the second names that parsing gives to parts of it."""
     messages = map(_without_second_names, conversation.messages)
     return [*messages, conversation.tools, conversation.arguments]
 
@@ -309,29 +312,31 @@ def _without_second_names(message: _Message) -> _Message:
 
 
 def _answers(messages: list[_Message], train_on: str | None) -> list[int]:
-    """The numbers of the messages that --train-on chooses, in order. Nothing else chooses."""
-    own = speakers(messages)
+    """Return the numbers of the messages that --train-on chooses, in order."""
+    answers = speakers(messages)
     match train_on:
         case "assistant" | "completion":
-            return own
+            return answers
         case "last-assistant":
-            return own[-1:]
+            return answers[-1:]
         case "final":  # those that call no tool, and after which the assistant does not go on
             roles = [message.get("role") for message in messages] + [None]
             return [
                 n
-                for n in own
+                for n in answers
                 if not messages[n].get("tool_calls") and roles[n + 1] not in (ASSISTANT, "tool")
             ]
     raise InternalError(f"--train-on {train_on}: nothing says which answers it chooses")
 
 
 def _up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversation]:
-    """The conversations up to each of some messages of the assistant. Raises MalformedError."""
-    messages, own = conversation.messages, speakers(conversation.messages)
-    if len(own) > MOST_TURNS:
+    """Return the conversations up to each of these messages of the assistant. Raises
+    MalformedError.
+    """
+    messages, answers = conversation.messages, speakers(conversation.messages)
+    if len(answers) > MOST_TURNS:
         raise MalformedError(
-            f"has {len(own):,} messages of the assistant; --turns each takes {MOST_TURNS:,}"
+            f"has {len(answers):,} messages of the assistant; --turns each takes {MOST_TURNS:,}"
         )
     context = [
         {key: value for key, value in message.items() if key not in OF_TRAINING}
@@ -339,22 +344,26 @@ def _up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversat
     ]
     return [
         replace(conversation, messages=[*context[:number], messages[number]], turn=turn)
-        for turn, number in enumerate(own)
+        for turn, number in enumerate(answers)
         if number in chosen
     ]
 
 
 def _joined(documents: list[Document]) -> list[Document]:
-    """The documents of a record: what one leaves out and another shows is not left out, and the
-    rest is told by the last.
+    """Return the documents of a record, the last one with what the record leaves out: pieces that
+    all documents leave out that could show them.
     """
-    own = [set(document.left_out) for document in documents]
+    omitted = [set(document.left_out) for document in documents]
     sizes = [len(d.conversation.messages) if d.conversation else 0 for d in documents]
     left_out = dict.fromkeys(
         piece
         for document in documents
         for piece in document.left_out
-        if all(piece in some for some, size in zip(own, sizes, strict=True) if size > piece.message)
+        if all(
+            piece in pieces
+            for pieces, size in zip(omitted, sizes, strict=True)
+            if size > piece.message
+        )
     )
     last = replace(documents[-1], left_out=tuple(sorted(left_out, key=lambda p: p.message)))
     return [*(replace(document, left_out=()) for document in documents[:-1]), last]
@@ -364,7 +373,7 @@ def _joined(documents: list[Document]) -> list[Document]:
 
 
 def _left_out(number: int, document: Document) -> list[OmittedContent]:
-    """What the text of the document, the batch's `number`-th, does not show."""
+    """Add up what the text of a document does not show; `number`: of the document in its batch."""
     conversation = document.conversation
     if conversation is None or not document.left_out:
         return []
@@ -372,7 +381,7 @@ def _left_out(number: int, document: Document) -> list[OmittedContent]:
 
 
 def _unshown_text(document: Document) -> str:
-    """The first thing that the text does not show, for people."""
+    """Describe the first piece that the text does not show."""
     conversation, piece = document.conversation, document.left_out[0]
     if conversation is None or piece.message < 0:
         return "the chat template does not show its tools"
@@ -383,8 +392,8 @@ def _unshown_text(document: Document) -> str:
 
 
 def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> Int32:
-    """int32[n, 2], of each the trained turns of the assistant, and those of them that end in none
-    of `end_tokens`.
+    """Count the trained turns of the assistant in each document, and those without one of
+    `end_tokens` at their end: int32[n, 2].
     """
     counts = np.zeros((len(documents), 2), np.int32)
     for number, document in enumerate(documents):

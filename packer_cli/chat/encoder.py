@@ -35,12 +35,12 @@ _Render = Callable[[Conversation], "Document"]  # raises RefusedError
 
 
 class SupervisedEncoder:
-    """An `encoding.Encode`. Safe to share between threads."""
+    """Encoder of texts with spans, an `encoding.Encode`. Safe to share between threads."""
 
     def __init__(
         self, render: _Render, config: DocumentConfig, tokenizer: Tokenizer, *, glued: bool = False
     ) -> None:
-        """`render` as in Composer, for conversations that are to be shortened. `glued`: answers
+        """`render`: as in Composer, for conversations that are shortened. `glued`: whether answers
         follow their prompts without a chat template.
         """
         self._render, self._config, self._tokenizer = render, config, tokenizer
@@ -75,19 +75,19 @@ class SupervisedEncoder:
         return Encoded(batch, records.bad, counts)
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens they have, each encoded by itself."""
+        """Count the tokens of texts, each encoded by itself."""
         offsets = self._tokenizer.encode_bare(list(texts))[1]
         return np.diff(offsets).tolist()  # type: ignore[no-any-return]
 
 
 def placed(error: UndecidableError, file: InputFile) -> DataError:
-    """An error that names the place of its record."""
+    """Return the error with the place of its record."""
     place = reader_for(file.format).describe(file, error.position)
     return DataError(f"{file.path}, {place}: {error.message}", error.tip)
 
 
 def _doubled(batch: Documents, bos: int | None) -> int:
-    """How many documents begin with BOS twice."""
+    """Count documents that begin with BOS twice."""
     if bos is None:
         return 0
     ids = batch.token_ids
@@ -96,8 +96,8 @@ def _doubled(batch: Documents, bos: int | None) -> int:
 
 
 def repeated_tokens(batch: Documents) -> int:
-    """How many tokens of documents of one record, one after another, are the beginning of the
-    document before: what would be saved if a shared beginning were stored once.
+    """Count the tokens that successive documents of a record have in common from their beginning:
+    those that would be saved if it were stored once.
     """
     record, ids = batch.position // MOST_TURNS, batch.token_ids
     repeated = 0
@@ -116,7 +116,7 @@ def shorten(
     batch: Documents, conversations: list[Conversation | None], render: _Render,
     tokenizer: Tokenizer, config: PackConfig,
 ) -> tuple[Documents, Loss]:  # fmt: skip
-    """The batch with conversations of more than a row's tokens shortened, and what they lost.
+    """Shorten conversations that are longer than a row, and count what they lose.
 
     A turn is a message of the user with all that follows up to the next one; system messages
     at the beginning stay. A conversation whose last turn alone is too long stays as it is.
@@ -142,7 +142,7 @@ def shorten(
 def _fitting(
     conversation: Conversation, render: _Render, tokenizer: Tokenizer, config: PackConfig
 ) -> Documents | None:
-    """The tokens of a conversation without the fewest oldest turns that have to go.
+    """Return the tokens of a conversation without as few of its oldest turns as possible.
 
     Steps double, and are halved again: for one turn too many it is rendered once, for thousands a
     few dozen times, since each rendering has the length of what is left.
@@ -150,7 +150,7 @@ def _fitting(
     messages = conversation.messages
     begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     users = [i for i, m in enumerate(messages) if m["role"] == "user" and i > begin]
-    low, high, step = 0, len(users), 1  # what is looked for is in low..high
+    low, high, step = 0, len(users), 1  # the number of turns to leave out is in low..high
     best: Documents | None = None
     while low < high:
         first = number = min(low + step - 1, (low + high) // 2)

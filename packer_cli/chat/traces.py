@@ -1,4 +1,4 @@
-"""Agent traces to documents: one for each branch, of the token ids that the model saw.
+"""Make documents of agent traces: one for each branch, of the token ids that the model saw.
 
     {"traces": [TRACE, ..]}                            an episode of the verifiers package
     {"nodes": [{"parent": 0, "token_ids": [..]}, ..]}  one of its traces: a graph of messages
@@ -81,7 +81,7 @@ _Talk = tuple[list[Any], Any]  # messages and tools
 
 
 class _TraceError(ValueError):
-    """A record that is no trace. `tip`: what to do."""
+    """A record is not a trace. `tip`: what to do."""
 
     def __init__(self, message: str, tip: str = _FIX) -> None:
         super().__init__(message)
@@ -92,14 +92,14 @@ _REASONS = (ValueError, msgspec.MsgspecError, RecursionError)  # why a record is
 
 
 @dataclass
-class _Made:
-    """Documents of records, and what they are made of.
+class _Branches:
+    """Branches of records, each of which becomes a document.
 
-    names, firsts   of each trace: what it is called, and the number of its first node
-    entries         numbers of nodes, branch after branch, `sizes` of them in each
-    record, number  of each document: the index of its record, and which branch of it it is
-    values          of each document, the values of its record
-    talks           by the number of a document, what is to give the same ids
+    names, firsts   for each trace, its name for people, and the number of its first node
+    entries, sizes  numbers of nodes, branch after branch, and how many each branch has
+    record, number  for each branch, the index of its record, and its number there
+    values          for each branch, the values of its record
+    talks           by the number of a branch, messages that must have the same ids
     """
 
     nodes: list[Any] = field(default_factory=list)
@@ -114,13 +114,13 @@ class _Made:
     counts: Counts = field(default_factory=Counts)
 
     def place(self, node: int) -> str:
-        """For people."""
+        """Describe the place of a node."""
         trace = bisect_right(self.firsts, node) - 1
         return f"{self.names[trace]}, node {node - self.firsts[trace]}"
 
 
 class TraceEncoder:
-    """An `encoding.Encode`. Safe to share between threads."""
+    """Encoder of traces, an `encoding.Encode`. Safe to share between threads."""
 
     def __init__(
         self,
@@ -130,8 +130,11 @@ class TraceEncoder:
         render: Callable[[Conversation], Document] | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """`config`: as `for_shape` gives it; `encode`: of token ids; `render` and `tokenizer`: what
-        a chat template gives, which the ids of some branches are compared with.
+        """Set up the encoder.
+
+        config     as `for_shape` returns it
+        encode     encodes token ids
+        render, tokenizer  make ids of a chat template, which are compared with some branches
         """
         self._columns, self._config, self._encode = shape.columns, config, encode
         self._names = names_in_traces(shape)
@@ -142,7 +145,7 @@ class TraceEncoder:
         self._of_records = [one for one in columns.values() if one.of == RECORD]
 
     def __call__(self, records: Records, file: InputFile) -> Encoded:
-        """The branches of a batch of records; those that are no traces join `bad`."""
+        """Return the branches of a batch of records; those that are not traces join `bad`."""
         fields, bad = records.fields or [], list(records.bad)
         share = 0.0
         if self._render is not None:
@@ -175,7 +178,7 @@ class TraceEncoder:
         return Encoded(batch.beside({}, {POSITION: position}), bad, counts)
 
     def _fault(self, record: _Record) -> Exception | None:
-        """What is wrong with a record."""
+        """Return what is wrong with a record, if anything is."""
         try:
             self._documents([record], [False])
         except _REASONS as error:
@@ -183,8 +186,8 @@ class TraceEncoder:
         return None
 
     def _gives(self, ids: UInt32, talk: _Talk) -> bool:
-        """Whether the chat template gives these ids; it may end the last turn, which the model did
-        not.
+        """Tell whether the chat template gives these ids. It may end the last turn, which the model
+        did not.
         """
         if self._render is None or self._tokenizer is None:
             return True
@@ -202,9 +205,9 @@ class TraceEncoder:
 
     def _documents(
         self, fields: Sequence[_Record], compared: Sequence[bool]
-    ) -> tuple[_Made, Documents]:
-        """The branches of records, and their tokens with columns of values. Raises _REASONS."""
-        made = _Made()
+    ) -> tuple[_Branches, Documents]:
+        """Return the branches of records, and their tokens with values. Raises _REASONS."""
+        made = _Branches()
         for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
             number = 0
             for where, trace, nodes in self._traces(record, is_compared):
@@ -236,12 +239,12 @@ class TraceEncoder:
         return made, self._tokens(made)
 
     def _field(self, own: str, record: _Record) -> Any:
-        """A field of the shape; None where the record has none, or another field has its name."""
+        """Return a field of the shape; None if the record does not have it."""
         values = (_at(record, name) for name in self._names.get(own, ()))
         return next((value for value in values if not _is_null(value)), None)
 
     def _traces(self, record: _Record, with_messages: bool) -> Iterator[tuple[str, _Record, Any]]:
-        """(its name, for people, the trace, its nodes), of all traces of a record."""
+        """Yield (its name for people, the trace, its nodes) for all traces of a record."""
         names = *(one.name for one in self._sampled), *["message"] * with_messages
         episode, nodes = (self._field(own, record) for own in ("traces", "nodes"))
         if episode is not None:
@@ -255,14 +258,14 @@ class TraceEncoder:
             yield "the trace", record, self._flat(record)
 
     def _flat(self, record: _Record) -> list[Any]:
-        """A prompt and its completion as two nodes."""
+        """Return a prompt and its completion as two nodes."""
         given = {
             own: value
             for own in _Flat.__struct_fields__
             if own not in SAMPLED or own in self._config.value_columns
             if (value := _plain(self._field(own, record))) is not None
         }
-        flat = _typed(given, _Flat, "the record is no trace")
+        flat = _typed(given, _Flat, "the record is not a trace")
         size = len(flat.completion_ids)
         mask = [True] * size if flat.completion_mask is None else flat.completion_mask
         node: dict[str, Any] = {"token_ids": flat.completion_ids, "mask": mask, "sampled": True}
@@ -280,9 +283,7 @@ class TraceEncoder:
         return _nodes(nodes, [one.name for one in self._sampled], "the trace")
 
     def _is_wanted(self, trace: _Record, record: _Record) -> bool:
-        """Whether a trace is trained on, its reward is high enough, and it is no older than it may
-        be.
-        """
+        """Tell whether a trace is trained on, good enough and not too old."""
         config = self._config
         if self._found("agent.trainable", trace, record) is False:
             return False
@@ -302,7 +303,7 @@ class TraceEncoder:
         return value
 
     def _found(self, name: str, trace: _Record, record: _Record) -> Any:
-        """A value of a trace, or else of its episode; None where neither has one."""
+        """Return a value of a trace, or else of its episode; None if neither has it."""
         column = self._columns.get(name, name) if name in IN_TRACES else name
         for one in (trace, record):
             if (value := _plain(_at(one, column))) is not None:
@@ -328,7 +329,7 @@ class TraceEncoder:
             raise _TraceError(f"{where}: {error}") from error
 
     def _stream(self, name: str, streams: list[str], where: str) -> str | None:
-        """The stream of weights that a column has; None: those of the mask."""
+        """Return the stream of weights for a column; None for those of the mask."""
         if name != LOSS_WEIGHTS:
             return name.partition(".")[2]
         if len(streams) > 1:
@@ -339,7 +340,7 @@ class TraceEncoder:
         return streams[0] if streams else None
 
     def _missing(self, name: str, count: int, place: str) -> list[float]:
-        """The values of sampled tokens of a node that has none."""
+        """Return default values for the sampled tokens of a node without values."""
         default = self._config.value_columns[name].default
         if count and default is None:
             raise _TraceError(
@@ -350,8 +351,8 @@ class TraceEncoder:
 
     # -- Branches to tokens
 
-    def _tokens(self, made: _Made) -> Documents:
-        """Raises _REASONS. OUT made.counts."""
+    def _tokens(self, made: _Branches) -> Documents:
+        """Return the tokens of all branches, with values. Raises _REASONS. OUT made.counts."""
         entries = np.array(made.entries, np.int64)
         ids, mask, sizes = _ids_of(made)
         starts, lengths = offsets_of(sizes), sizes[entries]
@@ -379,8 +380,8 @@ class TraceEncoder:
         flags = (trained[index] & own).astype(np.uint8)
         return Documents.of(ids[index], offsets, flags).beside(of_tokens, of_branches)
 
-    def _spread(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
-        """float64, the values of all sampled tokens."""
+    def _spread(self, name: str, made: _Branches, mask: _Array, starts: Int64) -> _Array:
+        """Return the values of all sampled tokens, float64."""
         values = [getattr(node, name) or () for node in made.nodes]
         counts = np.diff(offsets_of(mask)[starts])
         for node in np.flatnonzero(counts != [*map(len, values)]).tolist():
@@ -390,24 +391,27 @@ class TraceEncoder:
             _check_length(place, name, len(values[node]), count, what)
         return np.fromiter(chain.from_iterable(values), np.float64, int(counts.sum()))
 
-    def _weights_of(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
-        """float64, the weights of all tokens of nodes."""
+    def _weights_of(self, name: str, made: _Branches, mask: _Array, starts: Int64) -> _Array:
+        """Return the weights of all tokens of nodes, float64."""
         weights = mask.astype(np.float64)
         edges = pairwise([*made.firsts, len(made.nodes)])
         for where, (begin, end) in zip(made.names, edges, strict=True):
-            given = (node.loss_weights or {} for node in made.nodes[begin:end])
+            by_node = (node.loss_weights or {} for node in made.nodes[begin:end])
             streams = {
-                name for of_node in given for name, its in of_node.items() if its is not None
+                name
+                for of_node in by_node
+                for name, values in of_node.items()
+                if values is not None
             }
             stream = self._stream(name, sorted(streams), where)
             for node in range(begin, end) if stream is not None else ():
-                own = weights[starts[node] : starts[node + 1]]  # those of the mask
-                its = (made.nodes[node].loss_weights or {}).get(stream)
-                if its is not None:
-                    _check_length(made.place(node), name, len(its), len(own), "token_ids")
-                    own[:] = its
-                elif own.any():
-                    own *= self._missing(name, int(own.sum()), made.place(node))[0]
+                masked = weights[starts[node] : starts[node + 1]]
+                values = (made.nodes[node].loss_weights or {}).get(stream)
+                if values is not None:
+                    _check_length(made.place(node), name, len(values), len(masked), "token_ids")
+                    masked[:] = values
+                elif masked.any():
+                    masked *= self._missing(name, int(masked.sum()), made.place(node))[0]
         return weights
 
 
@@ -415,7 +419,7 @@ class TraceEncoder:
 
 
 def _plain(value: Any) -> Any:
-    """A value, which JSON has not been decoded of yet."""
+    """Decode a value that is JSON."""
     return _decode(value) if isinstance(value, msgspec.Raw) else value
 
 
@@ -425,7 +429,7 @@ def _is_null(value: Any) -> bool:
 
 
 def _typed(value: Any, kind: Any, what: str, decode: Callable[[Any], Any] | None = None) -> Any:
-    """A value as the type, which `decode` gives of JSON. Raises ValueError; `what` it is."""
+    """Return a value as this type; `decode`: from JSON; `what`: for errors. Raises ValueError."""
     try:
         if decode is not None and isinstance(value, msgspec.Raw):
             return decode(value)
@@ -439,7 +443,7 @@ _decode_traces = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 def _at(record: _Record, column: str) -> Any:
-    """What a record has there, decoded only where dots lead into it; None for nothing."""
+    """Return the value of a column, or of a field within it if dots lead there; else None."""
     if column in record or "." not in column:
         return record.get(column)
     outer = {name: _plain(one) for name, one in record.items() if may_hold((name,), column)}
@@ -461,7 +465,7 @@ class _Flat(msgspec.Struct):
 
 
 def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
-    """The nodes of a trace, with `names` beside what all have. Raises ValueError."""
+    """Return the nodes of a trace with the further fields `names`. Raises ValueError."""
     kind, decode = _node_type(tuple(names), msgspec.Raw if isinstance(value, msgspec.Raw) else Any)
     made: list[Any] = _typed(value, kind, f"{where}: nodes", decode)
     return made
@@ -469,10 +473,10 @@ def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
 
 @lru_cache  # a class takes longer to make than a small file to read
 def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any], list[Any]]]:
-    """The type of lists of nodes, and what decodes JSON of one.
+    """Return the type of lists of nodes, and its JSON decoder.
 
     token_ids     n ids, of type `lists`
-    mask          which of them the model sampled, alike; may be empty where it sampled none
+    mask          n flags, of type `lists`: 1 if the model sampled the token; may be empty for none
     loss_weights  by stream, float[n]
     names         those of `SAMPLED`, float[m], one for each sampled token; `message` as it is
     """
@@ -489,9 +493,9 @@ def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any],
     return kind, msgspec.json.Decoder(kind).decode
 
 
-def _ids_of(made: _Made) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
-    """Ids of all nodes, bool of each whether it is sampled, and how many each node has. Raises
-    ValueError.
+def _ids_of(made: _Branches) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
+    """Return the ids of all nodes, whether each is sampled, and the number of ids of each node.
+    Raises ValueError.
     """
     ids, sizes = _lists_of("token_ids", _Ids, made)
     marks, marked = _lists_of("mask", _Mask, made)
@@ -507,14 +511,14 @@ def _ids_of(made: _Made) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
     return ids, mask, sizes
 
 
-def _lists_of(name: str, kind: Any, made: _Made) -> tuple[UInt32, Int64]:
-    """The values of a field of all nodes, and how many each has. Raises ValueError."""
+def _lists_of(name: str, kind: Any, made: _Branches) -> tuple[UInt32, Int64]:
+    """Return the values of a field of all nodes, and how many each node has. Raises ValueError."""
     values = [getattr(node, name) for node in made.nodes]
     if all(type(one) is msgspec.Raw for one in values):
         text, sizes = b"".join(values), np.empty(len(values), np.int64)
         numbers = np.empty(len(text) // 2 + 1, np.uint32)
         count = read_lists(np.frombuffer(text, np.uint8), numbers, sizes)
-        # a true is no id, and a 2 is none of a mask
+        # a true is not an id, and a 2 is not a flag
         is_right = b"e" not in text if kind is _Ids else numbers[: max(count, 0)].max(initial=0) < 2
         if count >= 0 and is_right:
             return numbers[:count], sizes
@@ -527,7 +531,7 @@ def _lists_of(name: str, kind: Any, made: _Made) -> tuple[UInt32, Int64]:
 
 
 def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
-    """The nodes of each branch, from its root on. Raises ValueError."""
+    """Return the nodes of each branch, from its root on. Raises ValueError."""
     for number, parent in enumerate(parents):
         if isinstance(parent, list):
             raise _TraceError(f"{where}, node {number} has {len(parent)} parents, expected one")
@@ -550,7 +554,7 @@ def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
 
 
 def _check_ends(parents: Sequence[int | None], where: str) -> None:
-    """Raises ValueError where a way from a node does not end at a root."""
+    """Raise ValueError if the way from a node does not end at a root."""
     ending = set[int]()
     for node in range(len(parents)):
         at: int | None = node
@@ -569,16 +573,16 @@ def _check_length(place: str, name: str, found: int, size: int, other: str) -> N
 
 
 def _worth(reward: Any) -> float:
-    """A reward with its weight. Raises ValueError."""
-    given = reward if isinstance(reward, dict) else {"score": reward}
-    score, weight = given.get("score"), given.get("weight", 1.0)
+    """Return a reward times its weight. Raises ValueError."""
+    scored = reward if isinstance(reward, dict) else {"score": reward}
+    score, weight = scored.get("score"), scored.get("weight", 1.0)
     if not isinstance(score, int | float) or not isinstance(weight, int | float):
         raise _TraceError(f"a reward is {score!r} times {weight!r}, expected two numbers")
     return score * weight
 
 
 def _hashed(position: int) -> float:
-    """A number from 0 to 1 that is nearly random."""
+    """Return a nearly random number from 0 to 1."""
     return (position * 0x9E3779B97F4A7C15 % (1 << 64)) / (1 << 64)
 
 
@@ -595,7 +599,7 @@ def _tools(tools: Any) -> Any:
 
 
 def _with_calls(message: Any) -> Any:
-    """A message whose calls of tools are objects, and their arguments, too."""
+    """Return a message whose tool calls, and their arguments, are objects."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     if not isinstance(calls, list):
         return message

@@ -252,7 +252,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
         "logprobs holds -1000000000.0, which no float16 is",
     ),
     "no completion": ({"prompt_ids": [1], "completion_ids": None}, (),
-                      "the record is no trace: Object missing required field `completion_ids`"),
+                      "the record is not a trace: Object missing required field `completion_ids`"),
     "a mask of 2": (
         FLAT | {"completion_mask": [1, 2, 1]}, (), "`int` <= 1 - at `$.completion_mask[1]`",
     ),
