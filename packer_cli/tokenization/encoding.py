@@ -1,6 +1,7 @@
-"""Records to tokens: texts through the tokenizer, token records as they are.
+"""Encode records: texts with the tokenizer, token ids as they are.
 
-Records of messages and the like come from `chat/encoder.py`.
+Conversations and prompts are encoded by `chat/encoder.py`. Copies of a batch aside, the cost is
+that of the engine.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from packer_cli.tokenization.fill_in_middle import FillInMiddle
 from packer_cli.tokenization.specials import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
 from packer_cli.tokenization.tokenizer import SpanTokens, Tokenizer
 
-# The records of a slice, in batches.
+# Reads the records of a slice, in batches.
 Read = Callable[[InputFile, Slice], Iterator[Records]]
 
 
 class Encoded(NamedTuple):
     """Records of a file as tokens.
 
-    bad     the bad records, those of the reader included
-    counts  what the records add to the run's counts, beyond their tokens
+    bad     bad records, those of the reader included
+    counts  totals of the records, but for their tokens
     """
 
     batch: Documents
@@ -56,7 +57,7 @@ def plain_encoder(
     specials: Specials = NO_SPECIALS,
     fim: FillInMiddle | None = None,
 ) -> Encode:
-    """The encoder of texts, and of token ids of a tokenizer whose `highest_id` is known."""
+    """Return the encoder of texts, and of token ids up to `highest_id`, if that is known."""
 
     def encode(records: Records, file: InputFile) -> Encoded:
         records, rearranged = _without_specials(records, specials), 0
@@ -74,8 +75,9 @@ def plain_encoder(
 
 
 def skipping(encode: Encode, tokenizer: Tokenizer, turns: str = "") -> Encode:
-    """The encoder, for which a record is bad if the tokenizer cannot encode a text of it. `turns`:
-    as the option says, if the texts are turns of records by then.
+    """Return the encoder with records bad if the tokenizer cannot encode one of their texts.
+
+    `turns`: the option, if texts are turns of records.
     """
 
     def encode_others(records: Records, file: InputFile) -> Encoded:
@@ -102,7 +104,7 @@ def skipping(encode: Encode, tokenizer: Tokenizer, turns: str = "") -> Encode:
 
 
 def _without_specials(records: Records, specials: Specials) -> Records:
-    """Texts with special tokens are bad records if the policy says so."""
+    """Make records with special tokens bad if that is the policy."""
     if records.texts is None or specials.policy == "keep" or not specials.tokens:
         return records
     written = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
@@ -138,8 +140,8 @@ def _refuse_ids_above(highest: int, batch: Documents, file: InputFile) -> None:
 def token_batch(
     records: Records, file: InputFile, tokenizer: Tokenizer | None
 ) -> tuple[Documents, int, int]:
-    """Return the documents of texts or ids, all of one file; how many special tokens texts spell
-    out, and how many trained tokens begin before what is trained on.
+    """Return the documents of texts or ids of a file, the number of special tokens in texts, and
+    the number of trained tokens that begin before their span.
 
     Texts are taken out of `records`: a very long one is gone before its tokens are copied.
     """
@@ -162,7 +164,7 @@ def token_batch(
         raise InternalError(f"{len(records.positions)} records became {len(documents)} documents")
     files = np.full(len(documents), file.index, np.int32)
     columns = {
-        name: own for name, own in records.columns.items() if name not in documents.of_tokens
+        name: column for name, column in records.columns.items() if name not in documents.of_tokens
     }
     if records.turns is not None:
         columns[TURNS] = records.turns

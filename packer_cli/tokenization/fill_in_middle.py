@@ -1,12 +1,12 @@
-"""Fill in the middle: texts put into another order, so that a model learns to write what belongs
+"""Fill in the middle: put texts into another order, so that a model learns to write what belongs
 between two parts.
 
     prefix first    PREFIX beginning SUFFIX end MIDDLE middle
     suffix first    PREFIX SUFFIX end MIDDLE beginning middle
 
-As in Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2022). A text
-is cut at two characters before it becomes tokens. Its own content decides whether, how and where:
-the same text is the same document in every run, unit and epoch.
+It follows Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2022). A
+text is cut at two characters before it becomes tokens. A digest of the text decides whether, how
+and where, so a text is the same document in every run, unit and epoch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from packer_cli.records import Records
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles
 from packer_cli.tokenization.specials import Specials
 
-# As written before the beginning, the end and the middle of a text, by which tokenizers.
+# Tokens before the beginning, the end and the middle of a text.
 _KNOWN = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    # DeepSeek, whose bars and blanks are no ASCII characters
+    # DeepSeek, whose bars and blanks are not ASCII
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
 )
@@ -35,11 +35,11 @@ _WHOLE = 1 << 64
 
 
 class FillInMiddle(NamedTuple):
-    """A way to rearrange texts.
+    """Options of the rearrangement.
 
-    rate      the share of texts that are
-    spm_rate  the share of these that have the suffix first
-    tokens    what is written before the beginning, the end and the middle
+    rate      share of texts that are rearranged
+    spm_rate  share of these that have the suffix first
+    tokens    texts before the beginning, the end and the middle
     """
 
     rate: float
@@ -47,15 +47,15 @@ class FillInMiddle(NamedTuple):
     tokens: tuple[str, str, str]
 
     def parts(self, text: str, specials: Specials) -> list[tuple[str, str]] | None:
-        """(token, what follows it) of a text in its new order; None where it stays as it is, as one
-        does that has such tokens itself.
+        """Return (token, the text after it) in the new order; None if the text stays as it is, as
+        all do that have such tokens.
         """
         content = text.encode("utf-8", "surrogatepass")
         digest = blake2b(content, digest_size=32, person=b"packer fim").digest()
         whether, which, *cuts = unpack("<4Q", digest)
         if not text or whether >= self.rate * _WHOLE:
             return None
-        if any(token in text for token in self.tokens):  # nobody could tell whose they are
+        if any(token in text for token in self.tokens):  # they could not be told apart
             return None
         first, last = sorted(specials.beside(cut % (len(text) + 1), text) for cut in cuts)
         beginning, middle, end = text[:first], text[first:last], text[last:]
@@ -64,8 +64,8 @@ class FillInMiddle(NamedTuple):
         return list(zip(self.tokens, (beginning, end, middle), strict=True))
 
     def rearranged(self, records: Records, specials: Specials) -> tuple[Records, int]:
-        """The records with some of their texts rearranged, and how many. The tokens written into
-        them are no special tokens of their own content.
+        """Rearrange texts of records. Returns the records and the number of rearranged texts, whose
+        tokens do not count as special tokens in their content.
         """
         texts, number = [*(records.texts or ())], 0
         for i, text in enumerate(texts):
@@ -75,21 +75,21 @@ class FillInMiddle(NamedTuple):
         return replace(records, texts=texts), number
 
     def written(self, specials: Specials) -> int:
-        """The number of special tokens that are written into each text that is rearranged."""
+        """Return how many special tokens are written into each rearranged text."""
         return len({token.content for token in specials.tokens}.intersection(self.tokens))
 
 
 def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> FillInMiddle | None:
-    """The rearrangement that the options ask for; None for none. Raises UsageError where the
-    tokenizer has no tokens for it, or such as would take white space of the text with them.
+    """Return the rearrangement that options require; None for none. Raises UsageError if the
+    tokenizer has no tokens for it, or if they would take white space of the text with them.
     """
     if not config.fim_rate:
         return None
     prefix, suffix, middle = tokens = _tokens(files)
-    for one in files.added if files else ():
-        if one.content in tokens and (one.lstrip or one.rstrip or not one.plain):
+    for token in files.added if files else ():
+        if token.content in tokens and (token.lstrip or token.rstrip or not token.plain):
             raise UsageError(
-                f"--fim-rate: {one.content!r} of tokenizer {files.source if files else ''} takes "
+                f"--fim-rate: {token.content!r} of tokenizer {files.source if files else ''} takes "
                 "white space with it, or is only found as a whole word or in normalized text: "
                 "texts would not stay whole",
                 "set lstrip, rstrip, single_word and normalized of the token to false in "
@@ -99,15 +99,15 @@ def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> Fill
 
 
 def _tokens(files: TokenizerFiles | None) -> tuple[str, ...]:
-    """The tokens of the tokenizer. Raises UsageError if it has none, or several such sets."""
+    """Return the tokens of the tokenizer. Raises UsageError unless it has one such set."""
     added = set(files.added_tokens) if files else set()
     name = files.source if files else BYTES
     known = [tokens for tokens in _KNOWN if added.issuperset(tokens)]
     if len(known) != 1:
-        found = " and ".join(", ".join(tokens) for tokens in known) or "none that packer knows"
+        sets = " and ".join(", ".join(tokens) for tokens in known) or "none that packer knows"
         raise UsageError(
             f"--fim-rate: needs three tokens of tokenizer {name}, for the beginning, the end and "
-            f"the middle of a text; found {found}",
+            f"the middle of a text; found {sets}",
             f"use a tokenizer for code, or add tokens such as {', '.join(_KNOWN[0])} to its "
             "tokenizer.json",
         )

@@ -1,8 +1,8 @@
-"""Special tokens that a record's own content spells out, such as "<|im_end|>" in a user's question.
+"""Find special tokens in the content of records, such as "<|im_end|>" in a user's question.
 
-Tokenizers make real special tokens of them, wherever the characters came from. Policies
-(`--special-tokens-in-text`): "keep" leaves it so, and counts them; "error" makes the record a bad
-one. What a chat template writes is never meant.
+Tokenizers make real special tokens of them, wherever the characters came from. With
+`--special-tokens-in-text keep` they are counted, with `error` the record is bad. Special tokens
+that a chat template writes do not count.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
 
 class SpecialToken(msgspec.Struct, frozen=True):
-    """An added token, as a tokenizer.json has it; most often a special one.
+    """An added token of a tokenizer.json; most are special.
 
-    lstrip   takes the white space before it with it; rstrip, that after it
-    plain    it is found wherever a text has its content
-    unknown  it also stands for what the vocabulary lacks
+    lstrip, rstrip  it takes the white space before or after it with it
+    plain           it is found wherever a text has its content
+    unknown         it also stands for texts that are not in the vocabulary
     """
 
     content: str
@@ -41,22 +41,22 @@ class SpecialToken(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Specials:
-    """The special tokens of a tokenizer, and what becomes of those in records."""
+    """Special tokens of a tokenizer, and the policy for those in records: "keep" or "error"."""
 
     tokens: tuple[SpecialToken, ...] = ()
     policy: str = "keep"
 
     def in_text(self, text: str) -> str | None:
-        """The first special token in a text."""
+        """Return the first special token in a text; None if it has none."""
         match = self._contents.search(text) if self.tokens else None
         return match and match.group()
 
     def may_be_in(self, value: Any) -> bool:
-        """True where a record's fields may have any; False is certain, and known soon."""
+        """Tell quickly whether a record's fields may have special tokens; False is certain."""
         return bool(self.tokens) and may_hold(value, self._common)
 
     def beside(self, cut: int, text: str) -> int:
-        """The place of a cut in a text, before the special token that it would cut in two."""
+        """Return the place of a cut in a text, moved before a special token that it would split."""
         if not self.tokens:
             return cut
         longest = len(self._longest_first[0].content)
@@ -67,7 +67,7 @@ class Specials:
         return cut
 
     def in_record(self, value: Any) -> list[str]:
-        """All special tokens in the strings of a record's fields, but for names of fields."""
+        """Return all special tokens in the strings of a record's fields, names of fields aside."""
         if not self.tokens:
             return []
         if isinstance(value, str):
@@ -88,13 +88,13 @@ class Specials:
 
     @cached_property
     def _common(self) -> str:
-        """The beginning that all of them share."""
-        return commonprefix([token.content for token in self.tokens])  # noqa: RUF071 it is meant
+        """The beginning that all special tokens share."""
+        return commonprefix([token.content for token in self.tokens])  # noqa: RUF071 of strings
 
 
 NO_SPECIALS = Specials()
 
 
 def spelled_out(token: str) -> str:
-    """The reason why the record is bad."""
+    """Return the reason why a record is bad."""
     return f"its content spells out the special token {token!r}"

@@ -3,9 +3,9 @@
 * At the start both encode difficult texts, every Latin-1 character, the tokenizer's own added
   tokens and the first documents. If they differ, only the reference is used.
 * Both encode each other character in the contexts that split words, before the first text that has
-  it. Texts with a character on which they differ, or that Unicode versions class differently, always
-  go to the reference. So tokens never depend on which worker met a character first, nor on whether a
-  run was interrupted.
+  it. Texts with a character on which they differ, or that Unicode versions class differently,
+  always go to the reference. So tokens never depend on which worker met a character first, nor on
+  whether a run was interrupted.
 * Both encode excerpts of all units. A difference stops the run, because rows that are written
   already may be wrong.
 
@@ -16,10 +16,10 @@ new are compared as in a first run, so a remembered agreement makes no promise w
 are never remembered. Without the cache, the reference is loaded at once; with it, when a text is
 new, has a character that is, or needs offsets.
 
-The checks cost a look at every character that is not Latin-1, a fraction of a nanosecond each; about
-10 µs for each such character that the texts have, once; and an excerpt of a third of a millisecond
-for 8 million characters. With a tokenizer of 9 MB, loading the reference takes a third of a second
-and 200 MB, and the comparisons at the start half a second.
+The checks cost a look at every character that is not Latin-1, a fraction of a nanosecond each;
+about 10 µs for each such character that the texts have, once; and an excerpt of a third of a
+millisecond for 8 million characters. With a tokenizer of 9 MB, loading the reference takes a third
+of a second and 200 MB, and the comparisons at the start half a second.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Agreements(msgspec.Struct):
         self.texts.append(_digest(texts))
 
     def sizes(self) -> list[int]:
-        """How many facts, characters and lists of texts there are."""
+        """Return the numbers of facts, characters and lists of texts."""
         return [len(self.facts.ids), len(self.characters), len(self.texts)]
 
     def save(self) -> None:
@@ -228,7 +228,9 @@ class TrustedEngine:
         self._save()
 
     def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
-        """The tokens that the reference would give. Raises InternalError when a sample differs."""
+        """Return the tokens that the reference would give. Raises InternalError if a sample
+        differs.
+        """
         texts = Texts.of(texts)
         untrusted = self.untrusted(texts)
         sample = self.sample(texts, untrusted)
@@ -246,8 +248,8 @@ class TrustedEngine:
         return np.concatenate([*parts, ids[done:]]), offsets_of(lengths)
 
     def confirm(self) -> None:
-        """Raises InternalError if a sample of any thread has differed: what others encoded may
-        be wrong, too, and nothing may be committed.
+        """Raise InternalError if a sample of any thread has differed: tokens of others may be
+        wrong, too, and nothing may be committed.
         """
         if self._difference is not None:
             raise self._difference
@@ -269,7 +271,7 @@ class TrustedEngine:
             self._saved = sizes
 
     def untrusted(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of texts that only the reference is to encode, ascending."""
+        """Return the numbers of texts that only the reference is to encode, ascending."""
         numbers = np.flatnonzero(_found(texts, self._states))
         if not len(numbers):
             return []
@@ -301,13 +303,13 @@ class TrustedEngine:
             )
 
     def _differing_groups(self, *groups: str) -> list[str]:
-        """The groups of characters in whose contexts the engines differ."""
+        """Return the groups of characters in whose contexts the engines differ."""
         group_of = {in_contexts(group): group for group in groups}
         texts = differing(self._fast, self._reference, [*group_of])
         return [group_of[text] for text in texts]
 
     def _differing(self, texts: list[str]) -> list[str]:
-        """The texts on which the engines differ; none if they are known to agree on all of them."""
+        """Return the texts on which the engines differ; none if they are known to agree."""
         if not texts or self._agreements.covers(texts):
             return []
         different = differing(self._fast, self._reference, texts)
@@ -318,7 +320,7 @@ class TrustedEngine:
     def _difference_at_start(
         self, added_tokens: Iterable[str], documents: Iterable[str]
     ) -> str | None:
-        """The first text on which the engines differ (shortened), or None if they agree."""
+        """Return the first text on which the engines differ, shortened; None if they agree."""
         texts = [*BATTERY, in_contexts(_LATIN_1)]
         texts += (f"a{token}b {token} {token}\n" for token in added_tokens)
         first, room = list[str](), FIRST_DOCUMENTS_CHARACTERS
@@ -337,9 +339,11 @@ class TrustedEngine:
         return None
 
     def sample(self, texts: Texts, but: Sequence[int]) -> str:
-        """An excerpt of a text of a batch for comparison, none of those with the numbers `but`; ""
-        when it is not its turn: each batch has one at first, later as many as cost little. Which
-        one depends on the batch alone, so that runs repeat.
+        """Return an excerpt of a batch to compare, from texts other than those of the numbers
+        `but`.
+
+        The first batches of a unit have one each, later ones as many as cost little, others "". It
+        depends on the batches of the unit alone, so that runs repeat.
         """
         size = len(texts.data)
         with self._lock:
@@ -360,20 +364,20 @@ class TrustedEngine:
 
 
 def differing(fast: Engine, reference: Engine, texts: list[str]) -> list[str]:
-    """The texts whose tokens differ; all of them if the number of documents does."""
+    """Return the texts whose tokens differ; all of them if the number of documents does."""
     ids, offsets = fast.encode(texts)
     expected_ids, edges = reference.encode(texts)
     if len(offsets) != len(edges):
         return texts
     return [
         text
-        for text, own, right in zip(texts, pairwise(offsets), pairwise(edges), strict=True)
-        if not np.array_equal(ids[slice(*own)], expected_ids[slice(*right)])
+        for text, part, expected in zip(texts, pairwise(offsets), pairwise(edges), strict=True)
+        if not np.array_equal(ids[slice(*part)], expected_ids[slice(*expected)])
     ]
 
 
 def _found(texts: Sequence[str], states: UInt8) -> UInt8:
-    """uint8[n]: 1 where a text has a character above U+00FF whose state is above 0.
+    """Return uint8[n]: 1 if a text has a character above U+00FF whose state is above 0.
 
     states  uint8[0x110000], by character
     """
@@ -383,26 +387,27 @@ def _found(texts: Sequence[str], states: UInt8) -> UInt8:
 
 
 def in_contexts(characters: str) -> str:
-    """A text that shows how an engine splits words at each of them."""
+    """Return a text that shows how an engine splits words at each of these characters."""
     return "".join(map(_CONTEXTS.format, characters))
 
 
-# Tokenizers cut texts by the classes of characters, and every engine has those of one Unicode
-# version built in. The file lists, in hexadecimal, what Unicode 14 (2021, the oldest one inside any
-# version of the engines that packer works with) had not assigned yet, and what has another general
-# category in Unicode 18: there engines may differ. `tests/extras/test_unsettled.py` computes it.
+# Tokenizers split texts by classes of characters, and every engine has those of one Unicode version
+# built in. The file lists, in hexadecimal, characters on which engines may differ: Unicode 14
+# (2021, the oldest one inside any version of the engines that packer works with) had not assigned
+# them, or Unicode 18 has another general category for them. `tests/extras/test_unsettled.py`
+# computes it.
 _UNSETTLED = Path(__file__).with_name("unsettled.txt")
 
 
 def unsettled() -> list[range]:
-    """The code points that Unicode versions class differently, ascending."""
+    """Return the code points that Unicode versions class differently, ascending."""
     edges = [[int(edge, 16) for edge in part.split("-")] for part in _UNSETTLED.read_text().split()]
     return [range(part[0], part[-1] + 1) for part in edges]
 
 
 @cache
 def _settled() -> UInt8:
-    """uint8[0x110000]: 1 for every code point that is not among them."""
+    """Return uint8[0x110000]: 1 for every other code point."""
     flags = np.ones(0x110000, np.uint8)
     for part in unsettled():
         flags[part.start : part.stop] = 0
@@ -410,12 +415,12 @@ def _settled() -> UInt8:
 
 
 def built_in_texts(added_tokens: Iterable[str]) -> Iterator[str]:
-    """Texts to compare tokenizers on: difficult ones, those with each added token, and those with
-    every character on which Unicode versions agree, but for private ones.
+    """Yield texts to compare tokenizers on: difficult ones, texts with each added token, and texts
+    with every character on which Unicode versions agree, private ones aside.
     """
     yield from BATTERY
     yield from (f"a{token}b {token} {token}\n" for token in added_tokens)
     characters = map(chr, np.flatnonzero(_settled()).tolist())
-    known = [one for one in characters if unicodedata.category(one) not in ("Cs", "Co")]
+    known = [c for c in characters if unicodedata.category(c) not in ("Cs", "Co")]
     yield from (in_contexts("".join(known[i : i + _AT_A_TIME]))
                 for i in range(0, len(known), _AT_A_TIME))  # fmt: skip
