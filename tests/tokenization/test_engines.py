@@ -380,17 +380,23 @@ def test_the_reference_is_loaded_only_for_what_was_not_compared_before(
 ) -> None:
     between, texts, expected = REMEMBERED[case]
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    loads, load = list[int](), ReferenceEngine.tokenizer.func  # type: ignore[attr-defined]
-    lazily = cached_property(lambda self: loads.append(1) or load(self))
+    load, loads = ReferenceEngine.tokenizer.func, data / "loads"  # type: ignore[attr-defined]
+
+    def counted(self: ReferenceEngine) -> object:
+        with open(loads, "ab") as file:  # also by a worker
+            file.write(b"1")
+        return load(self)
+
+    lazily = cached_property(counted)
     lazily.__set_name__(ReferenceEngine, "tokenizer")
     monkeypatch.setattr(ReferenceEngine, "tokenizer", lazily)
     (data / "data.jsonl").write_bytes(jsonl(*LATE, "日本"))
     packed_by("auto", "first")
     between()
     (data / "data.jsonl").write_bytes(jsonl(*texts))
-    loads.clear()
+    loads.write_bytes(b"")
     packed_by("auto", "again")
-    assert len(loads) == expected
+    assert len(loads.read_bytes()) == expected
     assert contents("again") == packed_by("tokenizers", "reference")
 
 
