@@ -24,19 +24,19 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.tokenized import is_tokenized, opened, shape_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
-from packer_cli.options.shapes import TRACE
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TEMPLATE, Shard, digest, name_by_content
 from packer_cli.result.manifest import Result
 from packer_cli.result.reader import Stored
 from packer_cli.run.commits import UnitRecord, read_units
 from packer_cli.run.identity import Chosen, Run
-from packer_cli.run.pipeline import settle
 from packer_cli.run.pool import Pool, Reporter
+from packer_cli.run.source import choose_encoding
 from packer_cli.run.unit import UnitContext
 from packer_cli.tokenization.locate import BYTES
 from packer_cli.verify import CHANGED, DIFFERENT, Findings, Problem
@@ -153,9 +153,10 @@ def _run_of(
         if config.chat_template:  # a tokenizer has it among its files
             template = None if info is None or info.sha256 else str(stored.path / TEMPLATE)
             config = replace(config, chat_template=template)
-        if config.shape == TRACE:  # each of its branches is a document, without an option for it
-            config = replace(config, turns="all")
-        run = settle(ordered, config, tokenizer, options)
+        # not settled anew: the options that are stored are those for this shape already
+        detected = detect_shape(ordered, config)
+        chosen = choose_encoding(detected.shape, config, tokenizer, options)
+        run = Run(config, detected.shape, tuple(detected.files), (), chosen)
     by_index = {file.index: file for file in run.files}
     unread = InputFile(-1, "", "", None, 0, 0)  # no unit reads it
     every = [by_index.get(index, unread) for index in range(len(stored.facts.inputs))]
