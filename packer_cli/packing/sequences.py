@@ -13,6 +13,7 @@ import numpy.typing as npt
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.values import plain_int
+from packer_cli.packing.labels import labels_of
 from packer_cli.packing.plan import PackPlan, plan_packing
 from packer_cli.records import HIGHEST_ID, IGNORED, Int64, UInt8, wrong_ids
 
@@ -222,7 +223,8 @@ def _filled(plan: PackPlan, flat: _FlatSequences, pad: int, spans: Any) -> Packe
     fill(flat.ids, pad, ids, labels, mask, positions)
     if flat.labels is not None:  # by the same fill, as if they were the ids
         fill(flat.labels, IGNORED, labels, None, None, None)
-        labels[positions == 0] = IGNORED  # a segment's first token; in the padding it is so already
+        begins = np.flatnonzero(positions == 0)  # of segments, and of padding, which has no label
+        labels[:] = labels_of(labels.reshape(-1), None, begins).reshape(shape)
 
     def wrapped(array: Any) -> Any:
         return sys.modules["torch"].from_numpy(array) if flat.as_torch else array
