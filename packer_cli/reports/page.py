@@ -16,7 +16,6 @@ import base64
 import hashlib
 import json
 import os
-import stat
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,14 +29,14 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 import packer_cli
-from packer_cli.errors import UsageError, cut, from_os_error, one_line
+from packer_cli.errors import UsageError, cut, one_line, os_errors
 from packer_cli.options.option import refuse
 from packer_cli.reports import PageRow, PageRows, Report
 from packer_cli.reports.show import Shown, values_shown
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, short_name
 from packer_cli.result.manifest import is_manifest
 from packer_cli.result.wording import count, percent, plural
-from packer_cli.storage import is_url, put_file
+from packer_cli.storage import OTHER, is_url, put_file, size_of
 from packer_cli.tokenization.decoding import Decoder
 
 # What every page begins with: the sign that packer may replace it.
@@ -96,7 +95,7 @@ def check_place(name: str) -> None:
 
 
 def save(name: str, content: bytes) -> None:
-    """Write a page where `check_place` allows one. DataError: the file system does not."""
+    """Write a page in one step, after `check_place`. Raises DataError if it cannot be written."""
     put_file(_path(name), content)
 
 
@@ -107,18 +106,15 @@ def _path(name: str) -> Path:
 
 def _refuse_other_files(path: Path) -> None:
     """Raise UsageError if a file is there, unless it is a page or empty."""
-    try:
-        status = path.lstat()  # a link beside the page is no file of packer
-        if not stat.S_ISREG(status.st_mode):
+    with os_errors(path):
+        if (size := size_of(path)) is None:
+            return
+        if size == OTHER:  # a link beside the page is not packer's
             raise UsageError(
                 f"--html: {path} is not a regular file", "--html - writes the page to stdout"
             )
         with open(path, "rb") as file:
             begin = file.read(len(_START))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
     if begin and begin != _START:
         raise UsageError(
             f"--html: {path} is there, and is not a page of packer's",
