@@ -68,11 +68,14 @@ def table(directory: str | Path, **how: Any) -> Any:
 
 KINDS = {"text": text_lines, "tokens": token_lines, "chat": chat_lines}
 OPTIONS: dict[str, tuple[str, list[object]]] = {
-    "plain": ("text", ["-l", 64]),
+    "plain": ("text", ["-l", 64, "--unit-bytes", 1500]),
     "short": ("text", ["-l", 7]),
     "all columns": ("chat", ["-l", 128, *ALL_COLUMNS]),
     "multiple": ("tokens", ["-l", 64, "--segment-multiple", 8, *ALL_COLUMNS]),
-    "few columns": ("chat", ["-l", 128, "--columns", "input_ids,cu_seqlens"]),
+    "few columns": (
+        "chat",
+        ["-l", 128, "--columns", "input_ids,cu_seqlens", "--shard-bytes", 1],
+    ),
     "ordered": ("text", ["-l", 64, "--no-shuffle", "--strategy", "next-fit"]),
     "wrapped": ("tokens", ["-l", 64, "--strategy", "wrap"]),
     "truncated": ("tokens", ["-l", 32, "--overlong", "truncate", "--truncate-side", "left"]),
@@ -81,15 +84,28 @@ OPTIONS: dict[str, tuple[str, list[object]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIONS.values(), ids=OPTIONS)
-def test_a_view_reads_as_the_packed_directory(
-    folder: Path, kind: str, options: list[object]
-) -> None:
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_view_is_the_packed_directory(folder: Path, name: str) -> None:
+    """To readers, and once it is exported."""
+    kind, options = OPTIONS[name]
     parts = [tokenize(name, KINDS[kind](30, seed)) for name, seed in (("a", 0), ("b", 50))]
     packed, view = pack(*parts, *options), pack(*parts, *options, "--view", output="view")
     assert table("view").equals(table("packed"), check_metadata=True)
-    for name in ("rows", "segments", "tokens", "trained_tokens", "histograms"):
-        assert view[name] == packed[name]
+    for total in ("rows", "segments", "tokens", "trained_tokens", "histograms"):
+        assert view[total] == packed[total]
+    export = "export", "view", "--to", "packed", "-o", "out", "-q"
+    result = packer(*export)
+    assert result.exit_code == 0, result.stderr
+    assert contents("out") == contents("packed")
+    if "--columns" not in options:
+        saved = []
+        for directory in ("view", "packed"):
+            to = ["--to", "unpacked", "-o", f"unpacked-{directory}", "-q"]
+            assert packer("export", directory, *to).exit_code == 0
+            saved.append(table_of(Path(f"unpacked-{directory}")))
+        assert saved[0] == saved[1]
+    assert_error(packer(*export, "--overwrite"), 2, "out: holds a finished result")
+    assert contents("out") == contents("packed")
 
 
 @pytest.fixture
@@ -119,46 +135,25 @@ def test_the_commands_serve_a_view(view: Path) -> None:
                 assert same.read_bytes() == path.read_bytes(), same
 
 
-def test_verify_reads_the_rows_of_a_view(view: Path) -> None:
+NOWHERE = "a document that its tokenized directories do not have"
+REFERENCES = [
+    ("file", 2, NOWHERE),
+    ("position", 40, NOWHERE),
+    ("start", -1, "refers to tokens beyond the end of a document"),
+    ("start", 10**6, "refers to tokens beyond the end of a document"),
+    ("boundary", 65, "cu_seqlens does not ascend from 0 to 64 at most"),
+    ("boundary", 0, "cu_seqlens does not ascend from 0 to 64 at most"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "problem"), REFERENCES)
+def test_references_that_lead_nowhere(view: Path, field: str, value: int, problem: str) -> None:
     shard = shard_of(view)
     assert shard.name not in packer("verify", "view").stdout
     data = bytearray(shard.read_bytes())
-    batch = next(pa.ipc.open_stream(shard.read_bytes()).__iter__())
-    starts = batch.column("segments").values.field("start").to_numpy().tobytes()
-    at = bytes(data).index(starts)
-    data[at : at + 4] = (10**6).to_bytes(4, "little")
-    shard.write_bytes(data)
-    problem = "row 0: refers to tokens beyond the end of a document"
-    result = packer("verify", "view")
-    assert result.exit_code == 1
-    assert "its sha256 is" in result.stdout
-    for command in (
-        ["stats", "view", "--deep"],
-        ["export", "view", "--to", "numpy", "-o", "n"],
-        ["export", "view", "--to", "packed", "-o", "p"],
-    ):
-        assert_error(packer(*command), 1, shard.name, problem)
-    reason = problem.removeprefix("row 0: ")
-    assert_error(packer("show", "view", "0"), 1, f"{shard.name}: row 0: is damaged: {reason}")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "problem"),
-    [
-        ("file", 2, "a document that its tokenized directories do not have"),
-        ("position", 40, "a document that its tokenized directories do not have"),
-        ("start", -1, "tokens beyond the end of a document"),
-        ("boundary", 65, "cu_seqlens does not ascend from 0 to 64 at most"),
-        ("boundary", 0, "cu_seqlens does not ascend from 0 to 64 at most"),
-    ],
-)
-def test_references_that_lead_nowhere(view: Path, field: str, value: int, problem: str) -> None:
-    shard = shard_of(view)
-    data = bytearray(shard.read_bytes())
     batch = next(pa.ipc.open_stream(bytes(data)).__iter__())
-    if field == "boundary":
-        values, place = batch.column("cu_seqlens").values.to_numpy(), 1
-    else:
+    values, place = batch.column("cu_seqlens").values.to_numpy(), 1
+    if field != "boundary":
         parts = batch.column("segments").values
         values = parts.field(field).to_numpy()
         place = int(np.argmax(parts.field("file").to_numpy() == 0))
@@ -167,6 +162,13 @@ def test_references_that_lead_nowhere(view: Path, field: str, value: int, proble
     shard.write_bytes(data)
     with pytest.raises(DataError, match=problem):
         table(view)
+    assert "its sha256 is" in packer("verify", "view").stdout
+    for command in ("stats view --deep", "export view --to numpy -o n -q",
+                    "export view --to packed -o p -q"):  # fmt: skip
+        assert_error(packer(*command.split()), 1, shard.name, problem)
+    if field == "boundary":  # of the first row
+        damaged = f"{shard.name}: row 0: is damaged: {problem}"
+        assert_error(packer("show", "view", "0"), 1, damaged)
 
 
 class TestTokensThatMoved:
@@ -224,36 +226,6 @@ class TestTokensThatMoved:
         result = packer("export", "packed", "--to", "packed", "-o", "out", "-q")
         assert_error(result, 2, "packed: is packed, and no view")
         assert not Path("out").exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("text", ["-l", 64, "--unit-bytes", 1500]),
-        ("chat", ["-l", 128, "--columns", "input_ids,cu_seqlens", "--shard-bytes", 1]),
-        ("tokens", ["-l", 64, "--segment-multiple", 4]),
-    ],
-    ids=["text", "chat", "tokens"],
-)
-def test_a_view_exported_is_the_packed_directory(
-    folder: Path, kind: str, options: list[object]
-) -> None:
-    parts = [tokenize(name, KINDS[kind](40, seed)) for name, seed in (("a", 0), ("b", 50))]
-    pack(*parts, *options)
-    pack(*parts, *options, "--view", output="view")
-    result = packer("export", "view", "--to", "packed", "-o", "out", "-q")
-    assert result.exit_code == 0, result.stderr
-    check_directory("out")
-    assert contents("out") == contents("packed")
-    if "--columns" not in options:
-        for name in ("view", "packed"):
-            to = ["--to", "unpacked", "-o", f"unpacked-{name}", "-q"]
-            assert packer("export", name, *to).exit_code == 0
-        saved = [table_of(Path(f"unpacked-{name}")) for name in ("view", "packed")]
-        assert saved[0] == saved[1]
-    again = packer("export", "view", "--to", "packed", "-o", "out", "-q", "--overwrite")
-    assert_error(again, 2, "out: holds a finished result")
-    assert contents("out") == contents("packed")
 
 
 def test_a_full_disk_leaves_nothing_of_a_packed_directory(view: Path, small_disk: Path) -> None:
