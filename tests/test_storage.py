@@ -127,15 +127,12 @@ def test_refused_urls(urls: list[str], message: str) -> None:
     assert not Path("new").exists()
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"class": "no_such_package.Store", "err": "Install no_such_package to read away://"}
     monkeypatch.setitem(known_implementations, "away", missing)
     result = packer("pack", "away://bucket/a.jsonl", *QUIET)
     assert_error(result, 2, "away://bucket/a.jsonl: away:// needs a package that is not installed")
     assert "Install no_such_package" in result.stderr
-
-
-def test_fsspec_itself_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     result = packer("pack", "memory://bucket/a.jsonl", *QUIET)
     assert_error(result, 2, "fsspec is needed for URLs")
@@ -157,10 +154,15 @@ FAULTS: dict[str, tuple[Exception, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("form", "fault"), [*(("a.jsonl", one) for one in FAULTS), ("a.parquet", "other")]
+    ("form", "fault", "call"),
+    [
+        *(("a.jsonl", fault, "open") for fault in FAULTS),
+        ("a.parquet", "other", "open"),
+        ("a.jsonl", "forbidden", "info"),
+    ],
 )
-def test_a_failing_read_ends_the_run(
-    form: str, fault: str, monkeypatch: pytest.MonkeyPatch
+def test_a_failing_store_ends_the_run(
+    form: str, fault: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FORMS[form](form)
     upload()
@@ -169,21 +171,12 @@ def test_a_failing_read_ends_the_run(
     def fail(*given: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr(MemoryFileSystem, "open", fail)
+    monkeypatch.setattr(MemoryFileSystem, call, fail)
     result = packer("pack", f"memory://bucket/{form}", *QUIET, "--unit-bytes", 700)
     assert_error(result, 1, f"memory://bucket/{form}: cannot read: {message}")
     waits = "wait until nothing writes" if fault == "changed" else "credentials for memory://"
     assert waits in result.stderr.splitlines()[1]
     assert not Path("out").exists()
-
-
-def test_a_store_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*given: object, **options: object) -> None:
-        raise PermissionError(errno.EACCES, "Forbidden")
-
-    monkeypatch.setattr(MemoryFileSystem, "info", forbidden)
-    result = packer("pack", URL, *QUIET)
-    assert_error(result, 1, f"{URL}: cannot read: ", "Forbidden")
 
 
 def test_an_object_that_is_replaced_while_it_is_read(

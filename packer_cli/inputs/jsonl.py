@@ -139,22 +139,25 @@ class JsonlReader(LineReader):
         If bad records are skipped, the names are those of the first record that can be packed,
         which is searched for further on if none of these can.
         """
-        must_fit = config.on_error == "skip"
+
+        def fits(fields: _Fields) -> bool:
+            is_any = config.on_error == "fail"
+            return is_any or fits_a_shape([*fields], config.shape, config.renamed)
+
         for stop in (BEGINNING_BYTES, None):
-            names, records, are_long = None, list[_Fields](), False
-            whole_or_part = Slice(file.index, 0, stop, 0)
-            for position, size, fields in self._readable(file, whole_or_part, config):
-                if records and position >= BEGINNING_BYTES and names is not None:
+            records, longest, fitting = list[_Fields](), 0, None
+            part = Slice(file.index, 0, stop, 0)
+            for position, size, fields in self._readable(file, part, config):
+                if fitting is not None and position >= BEGINNING_BYTES:
                     break
-                if names is None and not (
-                    must_fit and not fits_a_shape([*fields], config.shape, config.renamed)
-                ):
-                    names = [*fields]
+                if fitting is None and fits(fields):
+                    fitting = fields
                 if not records or position < BEGINNING_BYTES:
                     records.append(fields)
-                    are_long |= size > _MOST_DECODED
-            if records and (names is not None or stop is None):
-                names = [*records[0]] if names is None else names
+                    longest = max(longest, size)
+            if records and (fitting is not None or stop is None):
+                names = [*(records[0] if fitting is None else fitting)]
+                are_long = longest > _MOST_DECODED
                 return FirstRecords(names, partial(_columns_of, records), are_long=are_long)
         return None
 

@@ -102,28 +102,8 @@ def test_add_goes_by_the_inputs_not_by_the_list_and_other_commands_take_lists() 
     assert sorted(recover_texts("packed")) == ["a.jsonl", "d/e.jsonl"]
 
 
-# id: (content, code, message)
-REFUSED_LISTS = {
-    "missing": (b"# x\n\nno.jsonl\n", 2, "l.txt, line 3: no.jsonl: no such file or directory"),
-    "unknown format": (b"a.jsonl\nl.txt\nx.bin2\n", 2, "l.txt, line 3: x.bin2: cannot tell the"),
-    "twice": (b"a.jsonl\nd\n./a.jsonl\n", 2, "l.txt, line 3: ./a.jsonl: the same file as a.jsonl"),
-    "nested": (b"@other.txt\n", 2, "l.txt, line 1: '@other.txt': expected a file, folder"),
-    "stdin": (b"a.jsonl\n-\n", 2, "l.txt, line 2: '-': expected a file, folder, glob or URL"),
-    "empty": (b"\n# nothing\n", 2, "l.txt: lists no inputs"),
-    "not UTF-8": (b"a.jsonl\ncaf\xe9\n", 1, "l.txt, line 2: invalid UTF-8 at byte 3"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED_LISTS)
-def test_errors_name_the_list_and_its_line(case: str) -> None:
-    content, code, message = REFUSED_LISTS[case]
-    named("a.jsonl", "d/e.jsonl")
-    save({"l.txt": content, "x.bin2": b""})
-    assert_error(packer("pack", "@l.txt", *QUIET, "-o", "out"), code, message)
-    assert not Path("out").exists()
-
-
 # id: (files, what is named, exit code, message, what of the tip)
+LISTED: dict[str, Any] = {"a.jsonl": "a", "d/e.jsonl": "a", "x.bin2": b""}
 REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
     "missing": ({}, "no.jsonl", 2, "no.jsonl: no such file or directory", "check the spelling"),
     "no match": ({}, "no*.jsonl", 2, "no*.jsonl: no file matches this pattern", "patterns start"),
@@ -144,6 +124,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
                        "b.txt: holds text, a.jsonl holds tokens", "two commands"),
     "no list": ({}, "@no.txt", 2, "@no.txt: no such file", "./@no.txt"),
     "a source": ({"a.py": b"x"}, "a.py", 2, "a.py: cannot tell the format", "--sample-by document"),
+    # lists: errors name the list and its line
+    **{
+        f"list: {name}": (LISTED | {"l.txt": content}, "@l.txt", code, f"l.txt{message}", "")
+        for name, content, code, message in (
+            ("missing", b"# x\n\nno.jsonl\n", 2, ", line 3: no.jsonl: no such file or directory"),
+            ("unknown format", b"a.jsonl\nl.txt\nx.bin2\n", 2, ", line 3: x.bin2: cannot tell the"),
+            ("twice", b"a.jsonl\nd\n./a.jsonl\n", 2,
+             ", line 3: ./a.jsonl: the same file as a.jsonl"),
+            ("nested", b"@other.txt\n", 2, ", line 1: '@other.txt': expected a file, folder"),
+            ("stdin", b"a.jsonl\n-\n", 2, ", line 2: '-': expected a file, folder, glob or URL"),
+            ("empty", b"\n# nothing\n", 2, ": lists no inputs"),
+            ("not UTF-8", b"a.jsonl\ncaf\xe9\n", 1, ", line 2: invalid UTF-8 at byte 3"),
+        )
+    },
 }  # fmt: skip
 
 
