@@ -1,7 +1,7 @@
 """From a run's slices to tokens: what makes them is chosen first, then loaded.
 
     choose_encoding(shape, config, ...) -> Chosen      the tokenizer and the template, not loaded
-    prepare(run, ...)                   -> Source      loaded, with the reader
+    prepare(run, ...) -> DocumentSource                loaded, with the reader
 
 What was chosen is part of a run's identity. Documents of tokenized directories are tokens already:
 there, the tokenizer's copies and figures are enough, and nothing is loaded.
@@ -10,18 +10,17 @@ there, the tokenizer's copies and figures are enough, and nothing is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, structs
 
 from packer_cli.chat.limits import LimitedComposer
 from packer_cli.chat.messages import RefusedError
-from packer_cli.errors import DamagedInputError, UsageError, os_errors
+from packer_cli.errors import DamagedInputError, InternalError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import STDIN, peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
@@ -207,11 +206,14 @@ def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None)
 
 
 @dataclass(frozen=True)
-class Source:
-    """`read` gives the records of a slice, `encode` makes tokens of them.
+class DocumentSource:
+    """The documents of a run's inputs.
 
-    `tokenized`: where documents are tokens already, which neither is asked for. `info`: of the
-    tokenizer that makes, or has made, the tokens.
+    read       yields the records of a slice
+    encode     returns their tokens
+    tokenizer  makes the tokens; None if the inputs hold them
+    tokenized  reads tokenized directories, in the place of `read` and `encode`
+    info       describes the tokenizer that makes, or has made, the tokens
     """
 
     read: Read
@@ -221,68 +223,163 @@ class Source:
     info: TokenizerInfo | None = None
 
     def confirm(self) -> None:
-        """Compare what is left of the fast engine's tokens, before they are relied on."""
+        """Raise InternalError if a sample of the fast engine's tokens differed."""
         if self.tokenizer is not None:
             self.tokenizer.finish()
 
 
-def prepare(run: Run, options: EncodingOptions) -> Source:
+def prepare(run: Run, options: EncodingOptions) -> DocumentSource:
     """Load what the units of a run need. Raises UsageError.
 
     Chat templates are only named here: each worker analyses them when it reads its first records.
     """
     if run.is_tokenized:
-        # inputs that no unit reads need not be there any more, as with --add
+        # inputs that no unit reads may have gone, as with --add
         used = {part.file for unit in run.units for part in unit.slices}
         inputs = [file for file in run.files if run.row_config.mixture or file.index in used]
-        return _tokenized_again(inputs, run.row_config)
-    own, files = by_file_shape(run.config, run.shape), run.chosen.files
-    if run.chosen.name is None:
-        encoders = {name: _plain_encoder(*one) for name, one in own.items()}
-        return Source(_reading(own), _by_shape(encoders))
-    read, renders = _composing(own, run)
-    file = run.files[run.units[0].slices[0].file]
-    framing = _framing_of(own[file.shape][1])
-    tokenizer = bytes_tokenizer(framing) if files is None else load_tokenizer(
-        files, backend=options.tokenizer_backend, framing=framing,
-        first_documents=_first_texts(*own[file.shape], file), notify=options.notify,
-    )  # fmt: skip
-    return _source(own, files, tokenizer, read, renders)
+        return _tokenized_source(inputs, run.row_config)
+    shapes = by_file_shape(run.config, run.shape)
+    tokenizer = None
+    if run.chosen.name is not None:
+        first = run.files[run.units[0].slices[0].file]
+        tokenizer = _loaded(run.chosen.files, *shapes[first.shape], first, options)
+    sources = {
+        name: _ShapeSource(run, shape, config, tokenizer)
+        for name, (shape, config) in shapes.items()
+    }
+    return DocumentSource(
+        read=lambda file, part: sources[file.shape].read(file, part),
+        encode=lambda records, file: sources[file.shape].encode(records, file),
+        tokenizer=tokenizer,
+        info=_agreed([source.info for source in sources.values()]),
+    )
 
 
-def _composing(own: _Own, run: Run) -> tuple[Read, dict[str | None, _Render]]:
-    """Return what reads slices, and what renders conversations of each shape that is supervised."""
-    reads, renders = dict[str | None, Read](), dict[str | None, _Render]()
-    for name, parts in _composers(own, run.chosen.files, run.chosen.template).items():
+def _loaded(
+    files: TokenizerFiles | None,
+    shape: Shape,
+    config: DocumentConfig,
+    first: InputFile,
+    options: EncodingOptions,
+) -> Tokenizer:
+    """Load the tokenizer, and check it with texts of the first input."""
+    framing = _framing_of(config)
+    if files is None:
+        return bytes_tokenizer(framing)
+    return load_tokenizer(
+        files,
+        backend=options.tokenizer_backend,
+        framing=framing,
+        first_documents=_first_texts(shape, config, first),
+        notify=options.notify,
+    )
+
+
+class _ShapeSource:
+    """Reads and encodes the inputs that have one shape of records."""
+
+    def __init__(
+        self, run: Run, shape: Shape, config: DocumentConfig, tokenizer: Tokenizer | None
+    ) -> None:
+        """`tokenizer`: None for token ids of an unknown one. Raises UsageError if it lacks a token
+        that goes around documents.
+        """
+        self._shape, self._config, self._files = shape, config, run.chosen.files
+        self._tokenizer = None if tokenizer is None else tokenizer.framed(_framing_of(config))
+        composer = None if tokenizer is None else self._composer(run)
+        self.encode = self._encoder(composer)
+        # a trace holds its ids: its messages are only compared with them
+        self._read = None if composer is None or shape.kind == TRACE else composer.read
+
+    @property
+    def info(self) -> TokenizerInfo | None:
+        """A description of the tokenizer, with the tokens around these documents."""
+        return None if self._tokenizer is None else self._tokenizer.info
+
+    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
+        """Yield the records of a slice: those of conversations and prompts as texts with spans."""
+        if self._read is not None:
+            return self._read(file, part)
+        return reader_for(file.format).read(file, part, self._shape, self._config)
+
+    def _composer(self, run: Run) -> Composer | LimitedComposer | _ComposerElsewhere | None:
+        """Return what makes texts of conversations and prompts; None if there are none."""
+        shape, config, template = self._shape, self._config, run.chosen.template
+        if shape.kind == TRACE and template is not None:  # to compare its messages with its ids
+            shape = Shape("messages")
+            config = DocumentConfig(train_on="all", template_args=config.template_args)
+        elif not shape.is_composed:
+            return None
         from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+        from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
 
-        composer: Composer | LimitedComposer | _Elsewhere
-        if not uses_template(*parts[:2]):
-            composer = make_composer(*parts)
-        elif run.resumable:
-            composer = LimitedComposer(parts)
-        else:
-            composer = _Elsewhere(LimitedComposer(parts), _reading(own))
-        renders[name] = composer.render
-        if own[name][0].kind != TRACE:  # the ids of a trace are there
-            reads[name] = composer.read
-    return _reading(own, reads), renders
+        files, renders = self._files, uses_template(shape, config)
+        end_tokens = tuple(files.added_tokens) if files else ()
+        arguments = (
+            shape, config, template if renders else None, special_tokens(files), end_tokens,
+            self._specials(config),
+        )  # fmt: skip
+        if not renders:
+            return make_composer(*arguments)
+        limited = LimitedComposer(arguments)
+        return limited if run.resumable else _ComposerElsewhere(limited, shape, config)
+
+    def _encoder(self, composer: Composer | LimitedComposer | _ComposerElsewhere | None) -> Encode:
+        shape, config, tokenizer = self._shape, self._config, self._tokenizer
+        if shape.is_composed and composer is not None and tokenizer is not None:
+            from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
+
+            glued = not uses_template(shape, config)
+            supervised = SupervisedEncoder(composer.render, config, tokenizer, glued=glued)
+            return skipping(supervised, tokenizer, config.turns)
+        highest = None
+        if shape.is_of_tokens and tokenizer is not None:
+            files = self._files
+            highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
+        fim = fill_in_middle(config, self._files)
+        encode = plain_encoder(tokenizer, highest, self._specials(config), fim)
+        if tokenizer is not None:
+            encode = skipping(encode, tokenizer)
+        if shape.kind == TRACE:
+            from packer_cli.chat.traces import TraceEncoder  # noqa: PLC0415 texts need none
+
+            render = None if composer is None else composer.render
+            return TraceEncoder(shape, config, encode, render, tokenizer)
+        # beside conversations that become a document for each answer
+        return _first_turns(encode) if config.turns == "each" else encode
+
+    def _specials(self, config: DocumentConfig) -> Specials:
+        files = self._files
+        return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
-class _Elsewhere:
-    """Renders in a worker of its own what this process reads: what came from stdin cannot be read
+def _first_turns(encode: Encode) -> Encode:
+    """Return the encoder with documents at the first turn of their records."""
+
+    def encode_first(records: Records, file: InputFile) -> Encoded:
+        encoded = encode(records, file)
+        position = turn_position(encoded.batch.position, 0)
+        return encoded._replace(batch=encoded.batch.beside({}, {POSITION: position}))
+
+    return encode_first
+
+
+class _ComposerElsewhere:
+    """Composes in a worker of its own what this process reads: records of stdin cannot be read
     again if a template holds up the worker.
     """
 
-    def __init__(self, composer: LimitedComposer, read: Read) -> None:
-        self._composer, self._read = composer, read
+    def __init__(self, composer: LimitedComposer, shape: Shape, config: DocumentConfig) -> None:
+        self._composer, self._shape, self._config = composer, shape, config
         self._pool = Pool(self._perform, describe=lambda item: STDIN)
 
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        return (self._in_worker("compose", records) for records in self._read(file, part))
+        """As `Composer.read`."""
+        for records in reader_for(file.format).read(file, part, self._shape, self._config):
+            yield self._in_worker("compose", records)
 
     def render(self, conversation: Conversation) -> Document:
-        """Raises RefusedError."""
+        """As `Composer.render`. Raises RefusedError."""
         document = self._in_worker("render", conversation)
         if isinstance(document, str):
             raise RefusedError(document)
@@ -293,26 +390,12 @@ class _Elsewhere:
         return result
 
     def _perform(self, item: tuple[str, Any]) -> Any:
+        """Return the result of a method, or why the template refuses, in a worker."""
         method, argument = item
         try:
             return getattr(self._composer, method)(argument)
         except RefusedError as error:
             return str(error)
-
-
-def _reading(own: _Own, others: Mapping[str | None, Read] = MappingProxyType({})) -> Read:
-    """Return what reads slices: `others`, by shape, or else what reads them as they are stored."""
-
-    def read(file: InputFile, part: Slice) -> Iterator[Records]:
-        if file.shape in others:
-            return others[file.shape](file, part)
-        return reader_for(file.format).read(file, part, *own[file.shape])
-
-    return read
-
-
-def _by_shape(encoders: dict[str | None, Encode]) -> Encode:
-    return lambda records, file: encoders[file.shape](records, file)
 
 
 def _first_texts(shape: Shape, config: DocumentConfig, file: InputFile) -> Iterator[str]:
@@ -338,103 +421,9 @@ def _strings_in(value: Any) -> Iterator[str]:
             yield from _strings_in(item)
 
 
-def _source(
-    own: _Own,
-    files: TokenizerFiles | None,
-    tokenizer: Tokenizer,
-    read: Read,
-    renders: dict[str | None, _Render],
-) -> Source:
-    """Reads and encodes the files of each shape. UsageError where the tokenizer lacks what goes
-    around documents.
-    """
-    tokenizers = {name: tokenizer.framed(_framing_of(one)) for name, (_, one) in own.items()}
-    infos = [one.info for one in tokenizers.values()]
-    around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
-    encoders = dict[str | None, Encode]()
-    for name, (its, its_config) in own.items():
-        if its.is_composed:
-            from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
-
-            glued = not uses_template(its, its_config)
-            encoder = SupervisedEncoder(renders[name], its_config, tokenizers[name], glued=glued)
-            encoders[name] = skipping(encoder, tokenizers[name], its_config.turns)
-        else:
-            encoders[name] = _plain_encoder(
-                its, its_config, tokenizers[name], files, renders.get(name)
-            )
-    info = structs.replace(infos[0], **around)
-    return Source(read, _by_shape(encoders), tokenizer, info=info)
-
-
-def _plain_encoder(
-    shape: Shape,
-    config: DocumentConfig,
-    tokenizer: Tokenizer | None = None,
-    files: TokenizerFiles | None = None,
-    render: _Render | None = None,
-) -> Encode:
-    """Makes tokens of texts, and documents of token ids. `render`: gives what traces are compared
-    with.
-    """
-    highest = None
-    if shape.is_of_tokens and tokenizer is not None:
-        highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
-    fim = fill_in_middle(config, files)
-    encode = plain_encoder(tokenizer, highest, _specials_of(files, config), fim)
-    if tokenizer is not None:
-        encode = skipping(encode, tokenizer)
-    if shape.kind == TRACE:
-        from packer_cli.chat.traces import TraceEncoder  # noqa: PLC0415 a run of texts needs none
-
-        return TraceEncoder(shape, config, encode, render, tokenizer)
-    if config.turns != "each":
-        return encode
-
-    def encode_one_each(records: Records, file: InputFile) -> Encoded:
-        """Beside conversations that become a document for each answer."""
-        encoded = encode(records, file)
-        position = turn_position(encoded.batch.position, 0)
-        return encoded._replace(batch=encoded.batch.beside({}, {POSITION: position}))
-
-    return encode_one_each
-
-
-def _composers(
-    own: _Own, files: TokenizerFiles | None, template: TemplateChoice | None
-) -> dict[str | None, tuple[Any, ...]]:
-    """The arguments of `make_composer`, of the shapes that are supervised."""
-    supervised = {name: one for name, one in own.items() if one[0].is_composed}
-    if template is not None:  # messages of traces are rendered to compare them with the ids
-        supervised |= {
-            name: (
-                Shape("messages"),
-                DocumentConfig(train_on="all", template_args=config.template_args),
-            )
-            for name, (shape, config) in own.items()
-            if shape.kind == TRACE
-        }
-    if not supervised:
-        return {}
-    from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
-
-    names, end_tokens = special_tokens(files), tuple(files.added_tokens) if files else ()
-    return {
-        name: (
-            shape, config, template if uses_template(shape, config) else None, names, end_tokens,
-            _specials_of(files, config),
-        )
-        for name, (shape, config) in supervised.items()
-    }  # fmt: skip
-
-
 def uses_template(shape: Shape, config: DocumentConfig) -> bool:
     """True if a chat template makes the texts; `config` as `for_shape` gives it."""
     return shape.is_chat or config.prompt_template == "chat"
-
-
-def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
-    return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
 def _framing_of(config: DocumentConfig) -> Framing:
@@ -442,14 +431,21 @@ def _framing_of(config: DocumentConfig) -> Framing:
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token)
 
 
-def _agreed(values: Sequence[Any], name: str) -> Any:
-    """The value that all have by this name; UNSET where they differ."""
-    first, *others = (getattr(one, name, UNSET) for one in values)
-    return first if all(other == first for other in others) else UNSET
+def _agreed(infos: Sequence[TokenizerInfo | None]) -> TokenizerInfo | None:
+    """Return the description of a tokenizer, with tokens around documents only if all agree."""
+    first = infos[0]
+    if first is None:
+        return None
+    return structs.replace(first, **{
+        name: getattr(first, name)
+        if all(getattr(info, name, UNSET) == getattr(first, name) for info in infos)
+        else UNSET
+        for name in ("prefix", "suffix")
+    })  # fmt: skip
 
 
-def _tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
-    """The documents of these inputs, in the order of the options' seed."""
+def _tokenized_source(files: Sequence[InputFile], config: PackConfig) -> DocumentSource:
+    """Open tokenized directories, whose documents come in the order of the options' seed."""
     seed, choice = config.seed if config.shuffle else None, choice_of(files, config)
     folder, facts = Path(files[0].path).parent, opened(files[0]).facts
     highest = facts.tokenizer.vocab_size - 1 if facts.tokenizer else HIGHEST_ID
@@ -458,9 +454,9 @@ def _tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     inputs = TokenizedInputs(
         files, seed, highest, choice.pools if choice else None, config.value_columns.values()
     )
-    tokenizers, info = [one.tokenizer for one in inputs.facts], None
-    if tokenizers[0] is not None:  # what is around documents, only if all agree
-        around = {name: _agreed(tokenizers, name) for name in ("prefix", "suffix")}
-        info = structs.replace(tokenizers[0], **around)
 
-    return Source(_reading({}), plain_encoder(None), tokenized=inputs, info=info)
+    def read(file: InputFile, part: Slice) -> Iterator[Records]:
+        raise InternalError(f"{file.path} holds documents, not records")
+
+    info = _agreed([one.tokenizer for one in inputs.facts])
+    return DocumentSource(read, plain_encoder(None), tokenized=inputs, info=info)

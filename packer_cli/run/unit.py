@@ -55,7 +55,7 @@ from packer_cli.result.shard_writer import DocumentWriter, LazyFile, ShardWriter
 from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
 from packer_cli.run.identity import Run
 from packer_cli.run.pool import Reporter
-from packer_cli.run.source import Source, prepare
+from packer_cli.run.source import DocumentSource, prepare
 from packer_cli.storage import is_url, sync
 from packer_cli.tokenization.encoding import Read
 
@@ -81,7 +81,7 @@ class UnitContext:
     damaged: dict[int, str] = field(default_factory=dict)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> DocumentSource:
         """Reads the units' documents. Loading it raises UsageError."""
         return prepare(self.run, self.options)
 
