@@ -107,7 +107,7 @@ class ChatTemplate:
     rendering. `special_tokens`: bos_token and the like, as templates know them;
     `arguments`: further variables, as `chat_template_kwargs` of transformers, which win over these.
 
-    Raises UsageError for a template that does not compile. Safe to share between threads.
+    Raises UsageError for a template that does not compile.
     """
 
     def __init__(

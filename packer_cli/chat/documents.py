@@ -80,7 +80,7 @@ _REASONS = (_ContentError, MalformedError, RefusedError, UndecidableError)
 
 @dataclass(frozen=True)
 class Composer:
-    """Maker of documents from records. Safe to share between threads.
+    """Maker of documents from records.
 
     renderers   for conversations; the last one is for those with tools
     end_tokens  contents of the tokens that can end a turn

@@ -35,7 +35,7 @@ _Render = Callable[[Conversation], "Document"]  # raises RefusedError
 
 
 class SupervisedEncoder:
-    """Encoder of texts with spans, an `encoding.Encode`. Safe to share between threads."""
+    """Encoder of texts with spans, an `encoding.Encode`."""
 
     def __init__(
         self, render: _Render, config: DocumentConfig, tokenizer: Tokenizer, *, glued: bool = False

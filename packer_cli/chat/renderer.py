@@ -79,7 +79,7 @@ class Document:
 
 
 class Renderer:
-    """Renders conversations through one template. Safe to share between threads."""
+    """Renders conversations through one template."""
 
     def __init__(
         self, template: ChatTemplate, config: DocumentConfig, *, ends_matter: bool

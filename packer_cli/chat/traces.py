@@ -120,7 +120,7 @@ class _Branches:
 
 
 class TraceEncoder:
-    """Encoder of traces, an `encoding.Encode`. Safe to share between threads."""
+    """Encoder of traces, an `encoding.Encode`."""
 
     def __init__(
         self,

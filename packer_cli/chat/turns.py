@@ -88,8 +88,6 @@ class ProbeResult(NamedTuple):
 class Structures:
     """What one template with the same arguments does with conversations, by their structures.
 
-    Safe to share between threads.
-
     mentions  names and texts in the template: it reads no other key
     talk      a question and its answer; tools: those that they take
     prompt    what the template writes before a first answer

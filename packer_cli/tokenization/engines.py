@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,26 +39,17 @@ class UnencodableError(UsageError):
     """The tokenizer cannot encode a text."""
 
 
-_quiet = threading.Lock()
-
-
 @contextmanager
 def without_panics() -> Iterator[None]:
     """Keep libraries in Rust from printing panics, which are reported as errors."""
-    if not _quiet.acquire(blocking=False):  # another thread is in it
-        yield
-        return
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(null, 2)
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            os.close(null)
+        os.dup2(null, 2)
+        yield
     finally:
-        _quiet.release()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 def engines_differ_on(text: str) -> InternalError:
@@ -213,7 +203,7 @@ class ReferenceEngine:
 
 
 class FastEngine:
-    """The library gigatoken. Safe to share between threads, which encode at the same time.
+    """The library gigatoken.
 
     gigatoken 0.10 remembers words without bound (its issue 36); a new object forgets them.
     """
@@ -221,8 +211,6 @@ class FastEngine:
     def __init__(self, tokenizer_json: bytes) -> None:
         """Raises ValueError if the library cannot load the tokenizer."""
         self._json = tokenizer_json
-        self._lock = threading.Lock()  # of what follows
-        self._at_work = self._most_at_work = 0  # threads that encode at once
         self._backend: Any = self._load()
         self._growth = _Growth()
 
@@ -254,7 +242,10 @@ class FastEngine:
 
     def _encode(self, data: UInt8) -> tuple[UInt32, Int64]:
         """Return (ids uint32[T], the number of ids of each text that is not empty)."""
-        backend = self._begun(len(data))
+        if self._backend is None or self._growth.is_too_much(len(data)):
+            self._backend = None  # gone before the next is there
+            self._backend, self._growth = self._load(), _Growth()
+        backend = self._backend
         try:
             result = backend.encode_batch(_as_source(backend, data), parallel=False)
         except BaseException as error:
@@ -264,9 +255,6 @@ class FastEngine:
                 f"gigatoken failed: {type(error).__name__}: {error}",
                 "run again with --tokenizer-backend tokenizers, and please report it",
             ) from error
-        finally:
-            with self._lock:
-                self._at_work -= 1
         if isinstance(result, list):  # without awkward: views of one flat array
             flat = result[0].base if result else None
             if flat is None or flat.size != sum(map(len, result)):
@@ -275,26 +263,13 @@ class FastEngine:
         layout = result.layout
         return layout.content.data, np.diff(layout.offsets.data)
 
-    def _begun(self, size: int) -> Any:
-        """Count a thread that encodes so many bytes, and return the library's object: a new one if
-        the last has grown too large.
-        """
-        with self._lock:
-            most = self._most_at_work = max(self._most_at_work, self._at_work + 1)
-            if self._backend is None or self._growth.is_too_much(size, most):
-                self._backend = None  # gone, but for threads that still use it, before the next
-                self._backend = self._load()
-                self._growth = _Growth()
-            self._at_work += 1
-            return self._backend
-
 
 class _Growth:
     """Growth of this process's memory since an engine was loaded."""
 
     # Bytes of text after which windows and buffers have the size that they keep
     SETTLED = 1 << 26
-    MOST_BYTES = 128 << 20  # for each thread that encodes at once
+    MOST_BYTES = 128 << 20
     LOOK_AFTER = 1 << 22
     LOOKS = 8  # windows come and go: the least of so many looks is what stays
 
@@ -303,8 +278,8 @@ class _Growth:
         self._looks = deque[int](maxlen=self.LOOKS)
         self._settled: int | None = None
 
-    def is_too_much(self, size: int, threads: int) -> bool:
-        """Tell whether it is too much for so many threads, after so many more bytes of text."""
+    def is_too_much(self, size: int) -> bool:
+        """Tell whether it is too much, now that so many more bytes of text are encoded."""
         self._used += size
         if self._used < self._next_look:
             return False
@@ -314,7 +289,7 @@ class _Growth:
             self._settled = max(self._looks)
         if self._settled is None:
             return False
-        return min(self._looks) > self._settled + self.MOST_BYTES * threads
+        return min(self._looks) > self._settled + self.MOST_BYTES
 
 
 def _as_source(backend: Any, data: UInt8) -> Any:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -193,10 +192,7 @@ def _libraries() -> list[str]:
 
 
 class TrustedEngine:
-    """The fast engine where it was compared with the reference, which encodes all other texts.
-
-    Safe to share between threads.
-    """
+    """The fast engine where it was compared with the reference, which encodes all other texts."""
 
     def __init__(
         self,
@@ -217,8 +213,7 @@ class TrustedEngine:
         self._saved = [agreements is None, *self._agreements.sizes()]
         if difference := self._difference_at_start(added_tokens, first_documents):
             raise ValueError(f"gigatoken differs from tokenizers on {difference}")
-        self._lock = threading.Lock()
-        # uint8[0x110000]. Others read it while it changes: only to _TRUSTED, and for good.
+        # uint8[0x110000], by character
         self._states = np.where(_settled(), _NEW, _NEVER).astype(np.uint8)
         self._states[: len(_LATIN_1)] = _TRUSTED
         self._states[[*map(ord, self._agreements.characters)]] = _TRUSTED
@@ -248,8 +243,8 @@ class TrustedEngine:
         return np.concatenate([*parts, ids[done:]]), offsets_of(lengths)
 
     def confirm(self) -> None:
-        """Raise InternalError if a sample of any thread has differed: tokens of others may be
-        wrong, too, and nothing may be committed.
+        """Raise InternalError if a sample has differed: other tokens may be wrong, too, and nothing
+        may be committed.
         """
         if self._difference is not None:
             raise self._difference
@@ -259,9 +254,8 @@ class TrustedEngine:
         batch on, whoever packs it, so that a run that is repeated has the same samples.
         """
         self.confirm()
-        with self._lock:
-            self._room = _AT_FIRST
-            self._save()
+        self._room = _AT_FIRST
+        self._save()
 
     def _save(self) -> None:
         """Save what agreed since the last time, if it is to be remembered."""
@@ -276,8 +270,7 @@ class TrustedEngine:
         if not len(numbers):
             return []
         doubtful = [texts[i] for i in numbers.tolist()]
-        with self._lock:
-            self._compare(set("".join(doubtful)))
+        self._compare(set("".join(doubtful)))
         untrusted: list[int] = numbers[_found(doubtful, self._states) > 0].tolist()
         return untrusted
 
@@ -346,11 +339,10 @@ class TrustedEngine:
         depends on the batches of the unit alone, so that runs repeat.
         """
         size = len(texts.data)
-        with self._lock:
-            self._room += size
-            if self._room < _BYTES_PER_EXCERPT:
-                return ""
-            self._room -= _BYTES_PER_EXCERPT
+        self._room += size
+        if self._room < _BYTES_PER_EXCERPT:
+            return ""
+        self._room -= _BYTES_PER_EXCERPT
         trusted = np.setdiff1d(np.arange(len(texts)), but)
         if not len(trusted):
             return ""
