@@ -18,13 +18,12 @@ from chats import (
     marked,
     pack_chat,
     pack_marked,
-    refused,
     run,
     user,
     write,
 )
 from conversations import TOOLS, Json
-from support import packer
+from support import assert_error, packer
 
 # Which template
 
@@ -85,13 +84,6 @@ def test_the_template_of_a_json_file(folder: Path, where: str) -> None:
     assert Path("out/chat_template.jinja").read_text() == TAGS
 
 
-def test_a_json_file_without_a_template(folder: Path) -> None:
-    (folder / "model.json").write_text('{"chat_templates": {}}')
-    message = "model.json is JSON without a 'chat_template'"
-    options = ("--chat-template", "model.json")
-    refused([chat(user("a"), assistant("b"))], 2, message, options=options)
-
-
 def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
     how: Json = {
         "template": None,
@@ -108,23 +100,6 @@ def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
 
 
 # What is said of it
-
-
-def test_a_template_that_refuses_every_question(folder: Path) -> None:
-    template = TAGS + "{% if messages | length < 3 %}{{ raise_exception('too few') }}{% endif %}"
-    result = run([TWO], template=template)
-    assert result.exit_code == 1, result.stderr
-    assert "refuses a question and its answer" in result.stderr
-    assert "tip: use a template that renders them" in result.stderr
-    assert not Path("out").exists()
-
-
-def test_generation_tags_inside_a_macro(folder: Path) -> None:
-    template = (
-        "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
-        "{% for m in messages %}{{ say(m) }}{% endfor %}"
-    )
-    refused([TWO], 2, "does not compile", "{% generation %} inside a macro", template=template)
 
 
 def test_the_template_of_the_tokenizer(folder: Path) -> None:
@@ -151,45 +126,84 @@ def test_the_template_of_the_tokenizer(folder: Path) -> None:
 
 
 OPEN = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}" + PROMPT
+SPACED = OPEN.replace("{% endfor %}", "{{ '' if loop.last else '\\n' }}{% endfor %}", 1)
+ONE, ASKED = chat(user("Hi"), assistant("Hello")), {"prompt": "Hi", "completion": "Hello"}
+ENDED_BY_USER = ("--turn-end", "<|user|>")
+
+# id: (record, template, options, what is trained on, turns and those of them without an end)
+ENDS: dict[str, tuple[Json, str, tuple[str, ...], str, tuple[int, int]]] = {
+    "nothing": (TWO, OPEN, ("--allow-open-turns",),
+                "<|user|>\nHi<|assistant|>⟦\nHello⟧<|user|>\nBye<|assistant|>⟦\nCiao⟧", (2, 2)),
+    "the next turn": (
+        TWO, OPEN, ENDED_BY_USER,
+        "<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧\nBye<|assistant|>⟦\nCiao<|user|>⟧", (2, 0)),
+    "white space before it, which is learned": (
+        TWO, SPACED, ENDED_BY_USER,
+        "<|user|>\nHi\n<|assistant|>⟦\nHello\n<|user|>⟧\nBye\n<|assistant|>⟦\nCiao<|user|>⟧",
+        (2, 0)),
+    "prompts through a template": (
+        ASKED, OPEN, ("--prompt-template", "chat", *ENDED_BY_USER),
+        "<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧", (1, 0)),
+    "one that does not follow": (
+        ONE, OPEN, ("--turn-end", "<|im_end|>", "--allow-open-turns"),
+        "<|user|>\nHi<|assistant|>⟦\nHello<|im_end|>⟧", (1, 0)),
+}  # fmt: skip
 
 
-def test_turns_that_end_in_nothing(folder: Path) -> None:
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    result = run([record], **how)
-    assert result.exit_code == 2
-    assert "does not end the assistant's turn, where another turn follows" in result.stderr
-    assert "--turn-end TOKEN" in result.stderr
-    assert "--allow-open-turns" in result.stderr
-    assert pack_chat([record], "--train-on", "all", **how)["documents"] == 1
-    manifest = pack_chat([record], "--allow-open-turns", **how)
-    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 2)
-    [text] = marked("out")
-    assert text == "<|user|>\nHi<|assistant|>⟦\nHello⟧<|user|>\nBye<|assistant|>⟦\nCiao⟧"
+@pytest.mark.parametrize("case", ENDS)
+def test_what_turns_end_in(folder: Path, case: str) -> None:
+    record, template, options, expected, turns = ENDS[case]
+    tokenizer = chat_tokenizer(folder / "t", None)
+    manifest = pack_chat([record], *options, template=template, tokenizer=tokenizer)
+    assert marked("out") == [expected]
+    assert (manifest["trained_turns"], manifest["turns_without_end"]) == turns
+    assert manifest["config"]["turn_end"] == [end for end in options if end.startswith("<|")]
 
 
-def test_the_token_that_ends_turns_can_be_named(folder: Path) -> None:
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    manifest = pack_chat([record], "--turn-end", "<|user|>", **how)
-    [text] = marked("out")
-    assert text == ("<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧\nBye<|assistant|>⟦\nCiao<|user|>⟧")
-    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 0)
-    assert manifest["config"]["turn_end"] == ["<|user|>"]
-    assert run([record], "--turn-end", "", **how).exit_code == 2
-    assert run([record], "--turn-end", "x", "--train-on", "all", **how).exit_code == 2
+WITHOUT_LAST = TAGS.replace("</{{ m.role }}>", "{% if not loop.last %}</{{ m.role }}>{% endif %}")
+# id: (records, template, options, exit code, parts of the error)
+REFUSED: dict[str, tuple[Json, str, tuple[str, ...], int, tuple[str, ...]]] = {
+    "a JSON file without a template": (
+        ONE, TAGS, ("--chat-template", "model.json"), 2,
+        ("model.json is JSON without a 'chat_template'",)),
+    "every question": (
+        TWO, TAGS + "{% if messages | length < 3 %}{{ raise_exception('few') }}{% endif %}", (), 1,
+        ("refuses a question and its answer", "tip: use a template that renders them")),
+    "generation tags inside a macro": (
+        TWO, "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}{{ say(m) }}{% endfor %}", (), 2,
+        ("does not compile", "{% generation %} inside a macro")),
+    **{f"a token that the tokenizer lacks, {options}": (
+        ONE, "{{ bos_token + '' }}" + TAGS, options, 2,
+        ("the chat template needs bos_token, and the tokenizer names none",))
+       for options in ((), ("--train-on", "all"))},
+    "turns that end in nothing": (
+        TWO, OPEN, (), 2,
+        ("does not end the assistant's turn, where another turn follows", "--turn-end TOKEN",
+         "--allow-open-turns")),
+    "prompts that end in nothing": (ASKED, OPEN, ("--prompt-template", "chat"), 2, ("does not end", "--turn-end")),
+    "a last turn without an end": (ONE, WITHOUT_LAST, (), 2, ("turn, the last one",)),
+    "an empty end": (TWO, OPEN, ("--turn-end", ""), 2, ("--turn-end",)),
+    "an end where all is trained on": (
+        TWO, OPEN, ("--turn-end", "x", "--train-on", "all"), 2, ("--turn-end",)),
+    "an end without a template": (ASKED, OPEN, ENDED_BY_USER, 2, ("applies only to records",)),
+    **{f"{end} that does not follow": (
+        ONE, OPEN, ("--turn-end", end), 2,
+        (f"--turn-end: {end} does not follow the assistant's turn", "where another turn follows"))
+       for end in ("<|im_start|>", "<|im_end|>")},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("end", ["<|im_start|>", "<|im_end|>"])
-def test_a_named_token_that_follows_no_turn_is_an_error(folder: Path, end: str) -> None:
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"))
-    parts = (
-        f"--turn-end: {end} does not follow the assistant's turn",
-        "where another turn follows",
-    )
-    refused([record], 2, *parts, options=["--turn-end", end], **how)
-    assert pack_chat([record], "--turn-end", end, "--allow-open-turns", **how)["documents"] == 1
+@pytest.mark.parametrize("case", REFUSED)
+def test_templates_and_ends_that_are_refused(folder: Path, case: str) -> None:
+    record, template, options, code, parts = REFUSED[case]
+    (folder / "model.json").write_text('{"chat_templates": {}}')
+    # without the named token, or with no template at all, an option decides
+    tokenizer = "bytes" if "bos_token" in template else chat_tokenizer(folder / "t", None)
+    result = run([record], *options, template=template, tokenizer=tokenizer)
+    assert_error(result, code, parts[0])
+    assert [part for part in parts if part not in result.stderr] == []
+    assert not Path("out").exists()
 
 
 def test_a_named_end_that_is_no_token_is_a_warning(folder: Path) -> None:
@@ -200,40 +214,3 @@ def test_a_named_end_that_is_no_token_is_a_warning(folder: Path) -> None:
         result = run([record], "--turn-end", end, template=template, tokenizer=tokenizer)
         assert result.exit_code == 0, result.stderr
         assert ("is not a token of its own" in result.stderr) == warned
-
-
-def test_prompts_through_a_template_have_ends_of_turns_too(folder: Path) -> None:
-    record = {"prompt": "Hi", "completion": "Hello"}
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    assert run([record], "--prompt-template", "chat", **how).exit_code == 2
-    options = ["--prompt-template", "chat", "--turn-end", "<|user|>"]
-    expected = "<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧"
-    assert pack_marked([record], *options, **how) == [expected]
-    Path("out").rename("kept")
-    refused(
-        [record], 2, "--turn-end applies only to records", options=["--turn-end", "<|user|>"], **how
-    )
-
-
-def test_a_special_token_that_the_template_needs(folder: Path) -> None:
-    record = chat(user("Hi"), assistant("Hello"))
-    for options in ([], ["--train-on", "all"]):
-        parts = ("the chat template needs bos_token, and the tokenizer names none",)
-        refused([record], 2, *parts, options=options, template="{{ bos_token + '' }}" + TAGS)
-
-
-def test_a_last_turn_without_an_end(folder: Path) -> None:
-    template = TAGS.replace("</{{ m.role }}>", "{% if not loop.last %}</{{ m.role }}>{% endif %}")
-    how: Json = {"template": template, "tokenizer": chat_tokenizer(folder / "t", None)}
-    result = run([chat(user("Hi"), assistant("Hello"))], **how)
-    assert result.exit_code == 2
-    assert "turn, the last one" in result.stderr
-
-
-def test_ends_are_found_behind_white_space(folder: Path) -> None:
-    """Which is learned, too: it is written before the end."""
-    how: Json = {"tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    between = OPEN.replace("{% endfor %}", "{{ '' if loop.last else '\\n' }}{% endfor %}", 1)
-    expected = "<|user|>\nHi\n<|assistant|>⟦\nHello\n<|user|>⟧\nBye\n<|assistant|>⟦\nCiao<|user|>⟧"
-    assert pack_marked([record], "--turn-end", "<|user|>", template=between, **how) == [expected]

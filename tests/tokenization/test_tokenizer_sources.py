@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
@@ -120,26 +121,6 @@ def test_tokens_that_only_other_files_name_are_added(folder: Path, case: str) ->
         assert [one.tolist() for one in recover_documents(output).values()] == [want]
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (
-            {"tokenizer_config": decoder(start=SIZE + 5)},
-            f"has the id {SIZE + 5} for '<|im_start|>'",
-        ),
-        ({"added_tokens": {END: 7}}, f"gives it {SIZE}"),
-        ({"tokenizer_config": {"added_tokens_decoder": {"x": {}}}}, "its added tokens: "),
-        ({"tokenizer_config": {"added_tokens_decoder": []}}, "its added tokens: "),
-        ({"tokenizer_config": {"additional_special_tokens": [5]}}, "its added tokens: "),
-    ],
-)
-def test_added_tokens_of_other_ids_are_refused(
-    folder: Path, files: tiny.Json, message: str
-) -> None:
-    tiny.save(folder / "tok", tiny.byte_level(), **files)
-    assert_error(packer(*PACK, "-t", "tok"), 2, message)
-
-
 @pytest.mark.parametrize("shape", ["texts", "answers"])
 def test_a_text_that_the_tokenizer_cannot_encode_is_a_bad_record(folder: Path, shape: str) -> None:
     """The library panics where its regular expression gives up, and prints so by itself."""
@@ -183,34 +164,38 @@ def test_a_turn_that_the_tokenizer_cannot_encode_makes_its_record_bad(folder: Pa
     assert (manifest["documents"], manifest["rejected_records"]) == (3, 1)
 
 
-# (what is named, its content or None, what is said of it)
-NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
+# (what is named, the content of that file or None, a pattern of the error)
+NO_TOKENIZERS: list[tuple[str, Any, str]] = [
     ("/none/tok", None, "no such file or folder"),
     ("a/b/c", None, "no such file or folder"),  # too deep for a hub name
     ("not a hub name", None, "not a hub name"),
     ("t/tokenizer.json", "{", NO_TOKENIZER),
-    ("t/tokenizer.json", '{"a": 1}', NO_TOKENIZER + ".*`model`"),
-    ("t/tokenizer.json", '{"model": {}, "added_tokens": [1]}',
-     NO_TOKENIZER + r".*added_tokens\[0\]"),
-    ("t/tokenizer.json", '{"model": {"type": "Unheard"}}', "tokenizer.json cannot be loaded"),
+    ("t/tokenizer.json", {"a": 1}, NO_TOKENIZER + ".*`model`"),
+    ("t/tokenizer.json", {"model": {}, "added_tokens": [1]}, NO_TOKENIZER + r".*added_tokens\[0\]"),
+    ("t/tokenizer.json", {"model": {"type": "Unheard"}}, "tokenizer.json cannot be loaded"),
     ("t/tokenizer_config.json", "{", "t/tokenizer_config.json: not valid JSON"),
-    ("t/special_tokens_map.json", "[]", "a JSON list, not an object"),
-    ("t/tokenizer_config.json", '{"additional_special_tokens": "<|x|>"}', "expected a list"),
+    ("t/special_tokens_map.json", [], "a JSON list, not an object"),
+    ("t/tokenizer_config.json", {"additional_special_tokens": "<|x|>"}, "expected a list"),
     ("t/tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer"),
+    # added tokens of other ids, or of other types
+    ("t/tokenizer_config.json", decoder(start=SIZE + 5),
+     rf"has the id {SIZE + 5} for '<\|im_start\|>'"),
+    ("t/added_tokens.json", {END: 7}, f"gives it {SIZE}"),
+    *(("t/tokenizer_config.json", content, "its added tokens: ")
+      for content in ({"added_tokens_decoder": {"x": {}}}, {"added_tokens_decoder": []},
+                      {"additional_special_tokens": [5]})),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "content", "part"), NO_TOKENIZERS)
-def test_what_is_no_tokenizer_is_a_usage_error(
-    source: str, content: str | bytes | None, part: str
-) -> None:
+@pytest.mark.parametrize(("source", "content", "pattern"), NO_TOKENIZERS)
+def test_what_is_not_a_tokenizer_is_a_usage_error(source: str, content: Any, pattern: str) -> None:
     if content is not None:
         tiny.save(Path("t"), tiny.byte_level())
-        Path(source).write_bytes(content.encode() if isinstance(content, str) else content)
+        Path(source).write_text(content if isinstance(content, str) else json.dumps(content))
         source = "t"
     result = packer(*PACK[:-2], "-t", source)
     assert_error(result, 2, f"tokenizer {source}")
-    assert re.search(part, result.stderr)
+    assert re.search(pattern, result.stderr)
     assert not Path("out").exists()
 
 
