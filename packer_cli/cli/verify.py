@@ -69,8 +69,8 @@ def verify(
     if options.against_inputs:
         from packer_cli.verify.again import compare_inputs  # needs a tokenizer
 
-        compare = partial(compare_inputs, workers=encoding.workers, inputs=inputs or (),
-                          sample=count, seed=options.seed)  # fmt: skip
+        compare = partial(compare_inputs, options=encoding, inputs=inputs or (), sample=count,
+                          seed=options.seed)  # fmt: skip
     places = [Path(part) for part in splits_of(directory)] or [directory]
     findings_of = {
         place: check(

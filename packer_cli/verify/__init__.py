@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,8 +103,8 @@ class Findings:
              `units_packed_again`, None if inputs are not compared
     """
 
-    def __init__(self, command: str, notify: Notify = lambda message: None) -> None:
-        self.command, self.notify = command, notify
+    def __init__(self, command: str) -> None:
+        self.command = command
         self.problems: list[Problem] = []
         self._noun = "document" if command == "tokenize" else "row"
         self.figures: dict[str, int | None] = dict.fromkeys(
@@ -120,10 +120,10 @@ class Findings:
         """Add to a figure."""
         self.figures[figure] = (self.figures.get(figure) or 0) + more
 
-    def take(self, problems: list[Problem], figures: dict[str, int | None]) -> None:
-        """Add what a worker has found."""
-        self.problems += problems
-        for figure, number in figures.items():
+    def extend(self, other: Findings) -> None:
+        """Add the problems and figures of other findings."""
+        self.problems += other.problems
+        for figure, number in other.figures.items():
             if number is not None:
                 self.count(figure, number)
 
@@ -190,24 +190,22 @@ def verify(
     UsageError to compare a result of another version of packer.
     """
     facts, notify = load_any(directory, incomplete_too=True), options.notify
-    findings = Findings(facts.command, notify)
+    findings = Findings(facts.command)
     with Progress(sum(one.bytes for one in facts.shards), show=progress, doing="verifying") as bar:
         reporter = Reporter(notify, options.warn, bar)
-        checks = _checks(directory, facts, tokens, findings, reporter)
+        checks = _checks(directory, facts, tokens, reporter)
         if compare is not None:
             then = facts.packer_version
             tip = f"verify it without --against-inputs, or with packer {then}; packer pack "
             refuse_other_packer(directory, then, f"{tip}--overwrite packs it again")
         if facts.incomplete:
             notify(f"{directory} is marked incomplete: {facts.incomplete}")
-        _check_files(directory, facts, findings)
+        _check_files(directory, facts, findings, notify)
         pool = Pool(
-            checks.checked_unit, workers=options.workers, reporter=reporter, may_run_here=True
+            checks.check_unit, workers=options.workers, reporter=reporter, may_run_here=True
         )
         with closing(pool), closing(pool.map([*facts.shards_of_units()])) as checked:
-            for _, unit in checked:
-                checks.take(unit)
-        checks.check_totals()
+            checks.add_up((unit for _, unit in checked), findings)
     if compare is not None and findings.problems:
         notify("not compared with the inputs: the result itself has problems")
     elif compare is not None:
@@ -233,10 +231,9 @@ def recount(directory: Path, tokens: Paths | None = None) -> None:
     """
     facts = load_any(directory, incomplete_too=True)
     findings = Findings(facts.command)
-    checks = _checks(directory, facts, tokens, findings, Reporter())
-    for unit in facts.shards_of_units():
-        checks.check_unit(unit, bytes_too=False)
-    checks.check_totals()
+    checks = _checks(directory, facts, tokens, Reporter())
+    units = (checks.check_unit(shards, bytes_too=False) for shards in facts.shards_of_units())
+    checks.add_up(units, findings)
     if not findings.problems:
         return
     of_shards = [f"{directory / one.file}: {one.problem}" for one in findings.problems]
@@ -250,16 +247,15 @@ def _checks(
     directory: Path,
     facts: Manifest | TokenizedManifest,
     tokens: Paths | None,
-    findings: Findings,
     progress: Reporter,
 ) -> Checks:
     """Return the checks of the rows or documents of a result."""
     if isinstance(facts, Manifest):
-        return RowChecks(opened(directory, facts, tokens), findings, progress)
-    return DocumentChecks(TokenizedDirectory(directory, facts), findings, progress)
+        return RowChecks(opened(directory, facts, tokens), progress)
+    return DocumentChecks(TokenizedDirectory(directory, facts), progress)
 
 
-def _check_files(directory: Path, facts: Result, findings: Findings) -> None:
+def _check_files(directory: Path, facts: Result, findings: Findings, notify: Notify) -> None:
     """Check the manifest's checksum, the digests of side files, and the names of all files."""
     if (sha256 := checksum(facts.document)) != facts.sha256:
         text = f"was edited: its contents have the sha256 {sha256}, it says {facts.sha256}"
@@ -275,7 +271,7 @@ def _check_files(directory: Path, facts: Result, findings: Findings) -> None:
     manifest = INCOMPLETE if facts.incomplete else MANIFEST
     for name in names - {manifest, *facts.side_files, *(one.file for one in facts.shards)}:
         if name == WORK:
-            findings.notify(
+            notify(
                 f"{directory / name}: belongs to a run that is writing here, or that ended "
                 "before it could remove it; the next packer pack to this directory removes it"
             )
@@ -284,54 +280,33 @@ def _check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.add(name, text, kind=FOREIGN)
 
 
-class UnitFindings(NamedTuple):
-    """What was found in one unit. `complete`: everything was counted."""
+class UnitCheck(NamedTuple):
+    """Findings in a work unit, and its counts; None if a problem left something uncounted."""
 
-    problems: list[Problem]
-    figures: dict[str, int | None]
-    counts: Counts
-    complete: bool
+    findings: Findings
+    counts: Counts | None
 
 
 class Checks(ABC):
-    """Checks of work units, and the sums of their figures."""
+    """Checks of work units, each by itself, and of the manifest's figures."""
 
-    def __init__(self, stored: Stored, findings: Findings, progress: Reporter) -> None:
+    def __init__(self, stored: Stored, progress: Reporter) -> None:
         self.stored, self.path, self.facts = stored, stored.path, stored.facts
-        self.findings, self.progress = findings, progress
-        self.highest = self._highest_id()
+        self.progress, self.highest = progress, self._highest_id()
         inputs = range(len(self.facts.inputs))  # a damaged manifest may name others
         self.files = {
             unit.unit: [part[0] for part in unit.slices if part[0] in inputs]
             for unit in self.facts.units
         }
-        self._counts = Counts()
-        self._complete = True  # everything was counted
 
-    def checked_unit(self, shards: list[Shard]) -> UnitFindings:
-        """Check a unit, and return what was found in it alone."""
-        before = self.findings, self._counts, self._complete
-        self.findings, self._counts, self._complete = Findings(self.facts.command), Counts(), True
-        self.check_unit(shards)
-        found, counts, complete = self.findings, self._counts, self._complete
-        self.findings, self._counts, self._complete = before
-        return UnitFindings(found.problems, found.figures, counts, complete)
-
-    def take(self, unit: UnitFindings) -> None:
-        """Add what a worker has found in a unit."""
-        self.findings.take(unit.problems, unit.figures)
-        self._counts.add(unit.counts)
-        self._complete = self._complete and unit.complete
-
-    def check_unit(self, shards: list[Shard], *, bytes_too: bool = True) -> None:
+    def check_unit(self, shards: list[Shard], *, bytes_too: bool = True) -> UnitCheck:
         """Check each shard of a unit, and then their contents together.
 
         With `bytes_too`, digests are compared, too. A unit with a damaged shard is not read.
         """
-        if False in [self._is_whole(shard, bytes_too=bytes_too) for shard in shards]:
-            self._complete = False
-            return
-        findings, counts, places, texts = self.findings, Counts(), list[Int64](), list[str]()
+        findings, counts, places = Findings(self.facts.command), Counts(), list[Int64]()
+        if False in [self._is_whole(shard, findings, bytes_too=bytes_too) for shard in shards]:
+            return UnitCheck(findings, None)
         each = [shard for shard in shards if kind_of(shard.file) != INDEX]
         for shard in each:
             name = shard.file
@@ -341,31 +316,37 @@ class Checks(ABC):
                 name, _, text = error.message.removeprefix(f"{self.path}/").partition(": ")
                 errors = [text]
             findings.add(name, *errors)
-            texts += errors
         for figure in {"rows", "documents", "tokens"} & findings.figures.keys():
             findings.count(figure, getattr(counts, figure))
         findings.count("shards", len(each))
-        if places and not texts:
-            where = each[0].file if len(each) == 1 else f"unit {each[0].unit}"
-            texts += self.misplaced(each[0].unit, np.concatenate(places, axis=1), counts)
-            findings.add(where, *texts)
-        self._counts.add(counts)
-        self._complete = self._complete and not texts
+        if places and not findings.problems:
+            name = each[0].file if len(each) == 1 else f"unit {each[0].unit}"
+            findings.add(
+                name, *self.misplaced(each[0].unit, np.concatenate(places, axis=1), counts)
+            )
+        return UnitCheck(findings, None if findings.problems else counts)
 
-    def _is_whole(self, shard: Shard, *, bytes_too: bool) -> bool:
+    def _is_whole(self, shard: Shard, findings: Findings, *, bytes_too: bool) -> bool:
         path = self.path / shard.file
-        self.findings.count("bytes", shard.bytes)
+        findings.count("bytes", shard.bytes)
         self.progress.read(shard.bytes, 0)
         if problem := problem_of(path, shard):
-            self.findings.add(shard.file, problem)
+            findings.add(shard.file, problem)
             return False
-        return not bytes_too or self.findings.is_as_listed(shard.file, path, shard.sha256)
+        return not bytes_too or findings.is_as_listed(shard.file, path, shard.sha256)
 
-    def check_totals(self) -> None:
-        """Check the manifest's figures, if everything could be counted."""
-        if not self._complete:
+    def add_up(self, units: Iterable[UnitCheck], findings: Findings) -> None:
+        """Add the findings of all units, and compare the manifest's figures with their counts."""
+        counts, is_complete = Counts(), True
+        for unit in units:
+            findings.extend(unit.findings)
+            if unit.counts is None:
+                is_complete = False
+            else:
+                counts.add(unit.counts)
+        if not is_complete:
             return
-        names, counts = sorted(self.counted()), self._counts
+        names = sorted(self.counted(counts))
         facts, config = self.facts, self.facts.config
         if isinstance(config, PackConfig):
             totals = totals_of_rows(config, counts)
@@ -383,12 +364,12 @@ class Checks(ABC):
         for name, (figure, expected) in figures.items():
             if (figure or None) != (expected or None):
                 text = f"{name}: {figure} in the shards, {expected} in the manifest"
-                self.findings.add(MANIFEST, text)
+                findings.add(MANIFEST, text)
 
     def _highest_id(self) -> int | None:
         """Return the highest id that the tokenizer gives; None if that is not known."""
         tokenizer = self.facts.tokenizer
-        if tokenizer is None or any(one.file == TOKENIZER for one in self.findings.problems):
+        if tokenizer is None:
             return None
         if not tokenizer.sha256:
             return BytesEngine.VOCAB_SIZE - 1
@@ -406,8 +387,11 @@ class Checks(ABC):
         """Yield the errors in the order of a unit. OUT counts: figures that need a whole unit."""
 
     @abstractmethod
-    def counted(self) -> set[str]:
-        """Return the names of the figures and histograms that shards determine."""
+    def counted(self, counts: Counts) -> set[str]:
+        """Return the names of the figures and histograms that shards determine.
+
+        OUT counts: figures that only the manifest has.
+        """
 
 
 class RowChecks(Checks):
@@ -466,13 +450,13 @@ class RowChecks(Checks):
                 f"({len(wrong)} pieces)"
             )
 
-    def counted(self) -> set[str]:
+    def counted(self, counts: Counts) -> set[str]:
         names = {"rows", "segments", "tokens", "padding_tokens", "utilization", "lower_bound_rows",
                  "row_fill", "segments_per_row", "length_squares", "length_squares_in_rows",
                  "one_length"}  # fmt: skip
         if costs := self._packed.facts.attention_cost:
             names.add("attention_cost")
-            self._counts.attention_before = AttentionCost(*astuple(costs.before))
+            counts.attention_before = AttentionCost(*astuple(costs.before))
         if "labels" in self._config.columns:
             names.add("trained_tokens")
         if "segments" in self._config.columns:
@@ -535,5 +519,5 @@ class DocumentChecks(Checks):
             else:
                 yield f"its document {at} is at {position[at]} of {path}, not after the one before"
 
-    def counted(self) -> set[str]:
+    def counted(self, counts: Counts) -> set[str]:
         return {"documents", "tokens", "trained_tokens", "document_length"}

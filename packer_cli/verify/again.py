@@ -39,14 +39,14 @@ from packer_cli.run.pool import Pool, Reporter
 from packer_cli.run.source import choose_encoding
 from packer_cli.run.unit import UnitContext
 from packer_cli.tokenization.locate import BYTES
-from packer_cli.verify import CHANGED, DIFFERENT, Findings, Problem
+from packer_cli.verify import CHANGED, DIFFERENT, Findings
 
 
 def compare_inputs(
     stored: Stored,
     findings: Findings,
     *,
-    workers: int,
+    options: EncodingOptions,
     inputs: Sequence[str] = (),
     sample: int | None = None,
     seed: int = 0,
@@ -59,8 +59,8 @@ def compare_inputs(
     Raises UsageError if one of `inputs` is not an input of the result.
     """
     facts, place = stored.facts, stored.path.absolute()
-    options = EncodingOptions(workers=workers)
     files = _unchanged_inputs(facts, inputs, findings, options)
+    options = EncodingOptions(workers=options.workers)  # without the notes of packing
     are_mixed = isinstance(facts.config, PackConfig) and facts.config.mixture is not None
     if len(files) < len(facts.inputs) and (are_mixed or any(file.shape for file in facts.inputs)):
         return  # every unit depends on all of them
@@ -82,7 +82,8 @@ def compare_inputs(
     shards = {of_unit[0].unit: of_unit for of_unit in facts.shards_of_units()}
     with TemporaryDirectory(prefix=f"{place.name}.verify-", dir=beside) as folder:
         context = UnitContext(run, Path(folder), options, Reporter())
-        pool = Pool(partial(_compare_unit, stored, context), workers=workers, prepare=context.load)
+        compare = partial(_compare_unit, stored, context)
+        pool = Pool(compare, workers=options.workers, prepare=context.load)
         compared = [(unit.work_unit, shards.get(unit.unit, [])) for unit in units]
         with closing(pool), closing(pool.map(compared)) as differences:
             for number, (name, text) in differences:
@@ -105,7 +106,7 @@ def _unchanged_inputs(
             raise UsageError(f"{file.path}: is not an input of the result, or has changed", tip)
         moved |= dict.fromkeys(keys, file)
 
-    def check(index: int) -> tuple[InputFile | None, list[Problem]]:
+    def check(index: int) -> tuple[InputFile | None, Findings]:
         listed, findings = facts.inputs[index], Findings(facts.command)
         try:
             file = moved.get(listed.path) or moved.get(listed.sha256)
@@ -113,7 +114,7 @@ def _unchanged_inputs(
             digests = [(file.path, listed.sha256, listed.size)] if listed.sha256 else []
             if not digests and (file.size, file.version) != (listed.size, listed.version):
                 findings.add(listed.name, "has another size or version now", kind=CHANGED)
-                return None, findings.problems
+                return None, findings
             if is_tokenized([file]):
                 tokens = opened(file)
                 digests += [
@@ -121,19 +122,19 @@ def _unchanged_inputs(
                     for shard in tokens.facts.shards
                 ]
             if all(findings.is_as_listed(one[0], *one, CHANGED) for one in digests):
-                return replace(file, index=index), []
+                return replace(file, index=index), findings
         except PackerError as error:
             text = error.message.removeprefix(f"{storage.shown(listed.path)}: ")
             findings.add(listed.name, text, kind=CHANGED)
-        return None, findings.problems
+        return None, findings
 
     readable = [index for index, listed in enumerate(facts.inputs) if listed.path != STDIN]
     if len(readable) < len(facts.inputs):
-        findings.notify("-: came from stdin, which cannot be read again: not compared")
+        options.notify("-: came from stdin, which cannot be read again: not compared")
     pool = Pool(check, workers=options.workers, may_run_here=True)
     with closing(pool), closing(pool.map(readable)) as checked:
-        for number, (unchanged, problems) in checked:
-            findings.take(problems, {})
+        for number, (unchanged, of_input) in checked:
+            findings.extend(of_input)
             if unchanged is not None:
                 files[readable[number]] = unchanged
     return files
@@ -167,7 +168,10 @@ def _run_of(
 def _compare_unit(
     stored: Stored, context: UnitContext, unit: tuple[WorkUnit, list[Shard]]
 ) -> tuple[str, str]:
-    """Pack a unit again. Returns the shard that differs first, and how; "" where none does."""
+    """Pack a unit again, and return the first shard that differs and a description.
+
+    The shard is "" if the unit cannot be packed, and both are if all shards are equal.
+    """
     (work_unit, shards), name, text = unit, "", ""
     try:
         repacked = context.pack(work_unit).shards
