@@ -24,7 +24,7 @@ from packer_cli.result.layout import ID, ROWS, WORK, named_by_digest, unnamed_sh
 from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.result.manifest import load_any
 from packer_cli.run import commits
-from packer_cli.run.identity import RUN, Chosen, Run, sealed
+from packer_cli.run.identity import RUN, TokenizerSelection, RunPlan, sealed
 from packer_cli.run.pipeline import finish_if_last
 
 UNITS = 1_000_000
@@ -47,7 +47,9 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
     config = PackConfig(max_length=4096, train_on="all", overlong="split", prompt_template="none")
     files = tuple(InputFile(i, f"data/{i:07d}.jsonl", "jsonl", None, size, 0) for i in range(count))
     units = tuple(WorkUnit(i, (Slice(i, 0, None, size),)) for i in range(count))
-    made = Run(config, Shape("text", {"text": "text"}), files, units, Chosen("bytes"))
+    made = RunPlan(
+        config, Shape("text", {"text": "text"}), files, units, TokenizerSelection("bytes")
+    )
     work = destination / WORK / ID
     work.mkdir(parents=True)
     (work / RUN).write_bytes(made.to_bytes())

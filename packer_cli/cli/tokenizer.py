@@ -112,7 +112,7 @@ def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
 
     config, options = DocumentConfig(), EncodingOptions(workers=1)
     found = find_inputs([name], config)
-    run = pipeline.settle(found, config, files.source, options).cut()
+    run = pipeline.resolve_run(found, config, files.source, options).cut()
     context = UnitContext(run, NOWHERE, options, Reporter())
     slices = [part for unit in run.units for part in unit.slices]
     # a worker, for templates render

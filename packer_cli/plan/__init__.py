@@ -51,8 +51,8 @@ from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
 from packer_cli.run.additions import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
-from packer_cli.run.identity import Run
-from packer_cli.run.pipeline import settle
+from packer_cli.run.identity import RunPlan
+from packer_cli.run.pipeline import resolve_run
 from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
 from packer_cli.run.unit import NOWHERE, UnitContext, UnitMaker, UnitRows, pack_unit
@@ -128,7 +128,7 @@ class Planning:
         """
         begin_stdin()
         discovered = find_inputs(inputs, configs[0], self.options.notify)
-        run = settle(discovered, configs[0], tokenizer, self.options)
+        run = resolve_run(discovered, configs[0], tokenizer, self.options)
         first, files = run.row_config, [*run.files]
         configs = [first, *(for_shape(config, run.shape) for config in configs[1:])]
         passes = _passes(files, configs, self.sample)
@@ -185,13 +185,13 @@ class Planning:
                         f"run packer pack {recipe.path}, which tokenizes them; if it did so "
                         "elsewhere, name the folder: --tokenized DIR",
                     )
-                run = settle(source.files, source.config, recipe.tokenizer, silent)
+                run = resolve_run(source.files, source.config, recipe.tokenizer, silent)
                 _refuse_stale(to, run, recipe.path)
         once = replace(self, options=options)
         sides = rows_of(recipe, tokens, configs)
         return [(side, once.plan(inputs, of_side)) for side, inputs, of_side in sides]
 
-    def _plans_of(self, run: Run, pass_: _PlanPass, progress: Progress) -> list[PartPlan]:
+    def _plans_of(self, run: RunPlan, pass_: _PlanPass, progress: Progress) -> list[PartPlan]:
         """Plan the parts of a pass, in their order."""
         reporter = Reporter(self.options.notify, self.options.warn, progress)
         options = replace(self.options, notify=reporter.notify, warn=reporter.warn)
@@ -213,7 +213,7 @@ class Planning:
         return [plans[place] for place in range(len(pass_.parts))]
 
 
-def _refuse_stale(to: Path, run: Run, recipe: str) -> None:
+def _refuse_stale(to: Path, run: RunPlan, recipe: str) -> None:
     """Raise UsageError if a run of its source would write another tokenized directory now."""
     why = "its inputs have changed, or its limits, since they were tokenized"
     tip = f"run packer pack {recipe} --add, which tokenizes what is new or has changed"

@@ -57,8 +57,8 @@ from packer_cli.run.commits import UnitRecord
 from packer_cli.run.identity import (
     OTHER_ORDER,
     RUN,
-    Chosen,
-    Run,
+    RunPlan,
+    TokenizerSelection,
     differing_files,
     differing_options,
     differing_origin,
@@ -85,7 +85,7 @@ class OtherMixtureError(UsageError):
 
 
 def refuse_other_result(
-    place: Path | str, manifest: Result, run: Run, *, in_any_order: bool = False
+    place: Path | str, manifest: Result, run: RunPlan, *, in_any_order: bool = False
 ) -> None:
     """Raise UsageError if a finished result, in a directory or at a URL, is not that of `run`: of
     the same inputs and options, with all its files.
@@ -141,11 +141,13 @@ def _lost_files(place: Path | str, manifest: Result) -> list[str]:
     return [f"{name} is {'damaged' if name in sizes else 'missing'}" for name in lost]
 
 
-def _tokenizer_of(manifest: Result) -> Chosen:
+def _tokenizer_of(manifest: Result) -> TokenizerSelection:
     """Return the tokenizer and the template of a result, with the digests of their files."""
     digests = manifest.side_files.items()
     files = {name: sha256 for name, sha256 in digests if name not in _NOT_OF_TOKENIZER}
-    return Chosen(manifest.tokenizer.source if manifest.tokenizer else None, known=files)
+    return TokenizerSelection(
+        manifest.tokenizer.source if manifest.tokenizer else None, known=files
+    )
 
 
 def known_shapes(
@@ -196,12 +198,12 @@ class Addition:
     changed  whether there is anything to do
     """
 
-    run: Run
+    run: RunPlan
     kept: dict[int, UnitRecord]
     changed: bool
 
 
-def plan_addition(directory: Path, manifest: Result, now: Run, options: RunOptions) -> Addition:
+def plan_addition(directory: Path, manifest: Result, now: RunPlan, options: RunOptions) -> Addition:
     """Compare an earlier result with the inputs as they are `now`, which is not cut into units.
 
     Raises UsageError if documents would be lost, or the options or the tokenizer are others;
@@ -320,7 +322,7 @@ def _inputs(record: UnitRecord) -> set[int]:
 
 
 def _unnamed_files(
-    unnamed: Mapping[int, Input], manifest: Result, now: Run, standing: set[int]
+    unnamed: Mapping[int, Input], manifest: Result, now: RunPlan, standing: set[int]
 ) -> tuple[list[InputFile], Shape]:
     """Return the inputs that are not named, and the shape of the run with those of these inputs.
 
@@ -388,7 +390,7 @@ def _notes(
         yield f"keeps {counts}: {names}"
 
 
-def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
+def _refuse_other_options(directory: Path, manifest: Result, now: RunPlan) -> None:
     """Raise UsageError if options, tokenizer or packer are not those of the result. If there are
     several shapes, those that the result has are compared.
     """

@@ -39,7 +39,7 @@ from packer_cli.result.manifest import Result
 from packer_cli.result.reader import PACK_AGAIN, check_side_file
 from packer_cli.run.identity import (
     RUN,
-    Run,
+    RunPlan,
     differences,
     differing_options,
     load_run,
@@ -50,7 +50,7 @@ from packer_cli.run.place import LOCK, UNIT_RECORDS, LockedOutput, discard, is_b
 from packer_cli.storage import put_file, size_of, sync, write_file
 
 
-def begin(output: LockedOutput, run: Run, *, may_replace: bool) -> None:
+def begin(output: LockedOutput, run: RunPlan, *, may_replace: bool) -> None:
     """Make `run` the run of the work folder. Units of it that are packed already stay there.
 
     `may_replace`: units of another run may be discarded; otherwise they are a UsageError. Raises
@@ -68,7 +68,7 @@ def begin(output: LockedOutput, run: Run, *, may_replace: bool) -> None:
         sync(output.path)
 
 
-def _continues(output: LockedOutput, run: Run, may_replace: bool) -> bool:
+def _continues(output: LockedOutput, run: RunPlan, may_replace: bool) -> bool:
     """True if `run` continues the run of the work folder."""
     place, work, options = output.path, output.work, output.options
     shared = options.as_rank is not None
@@ -92,7 +92,7 @@ def _continues(output: LockedOutput, run: Run, may_replace: bool) -> bool:
     return not differ
 
 
-def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
+def _skipped(earlier: RunPlan, run: RunPlan, work: Path) -> list[str]:
     """Name the options that differ if units have skipped bad records, on which `run` is to fail."""
     if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
         return []
@@ -100,7 +100,7 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
     return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
 
 
-def names_of(run: Run) -> set[str]:
+def names_of(run: RunPlan) -> set[str]:
     """Return the names of files that the result of a run may have beside shards."""
     names = {*SIDE_FILES, *MANIFESTS} - ({*TOKENIZER_FILES} - run.chosen.hashes.keys())
     if run.config.on_error != "skip":
@@ -121,7 +121,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     counts      `Counts.as_json()`
     tokenizer   what the manifest says about it
     rejected    size in bytes of the unit's part of rejected.jsonl
-    run         `Run.identity`; this and the fields below are empty in units.jsonl
+    run         `RunPlan.identity`; this and the fields below are empty in units.jsonl
     digests     (file, sha256) of the inputs whose beginning the unit has read
     reused      the shards belong to the result that is added to, and stay where they are
     rejected_from   where the unit's part begins in the rejected.jsonl of that result
@@ -180,7 +180,7 @@ def units_in(folder: Path, run: str) -> Iterator[UnitRecord]:
     return (record for record in records if record.run == run)
 
 
-def left_to_do(run: Run, folder: Path, part: slice = slice(None)) -> list[WorkUnit]:
+def left_to_do(run: RunPlan, folder: Path, part: slice = slice(None)) -> list[WorkUnit]:
     """Return the units that have no record yet, of `part` of all units."""
     return [unit for unit in run.units[part] if read_unit(folder, unit, run.identity) is None]
 

@@ -78,7 +78,7 @@ from packer_cli.result.reader import HEADER_BYTES, squares_header
 from packer_cli.run import commits
 from packer_cli.run.additions import refuse_other_result
 from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name
-from packer_cli.run.identity import Run
+from packer_cli.run.identity import RunPlan
 from packer_cli.run.place import (
     LockedOutput,
     announce,
@@ -93,7 +93,7 @@ _COPY_BYTES = 1 << 20
 
 
 def finalize(
-    run: Run, output: LockedOutput, kept: Mapping[int, UnitRecord] = MappingProxyType({})
+    run: RunPlan, output: LockedOutput, kept: Mapping[int, UnitRecord] = MappingProxyType({})
 ) -> Result:
     """Put the result of `run`, whose units all have records, in its place; returns its manifest.
 
@@ -150,7 +150,7 @@ class _RunTotals:
     bad, read  records of the units that this run has packed
     """
 
-    def __init__(self, run: Run, output: LockedOutput) -> None:
+    def __init__(self, run: RunPlan, output: LockedOutput) -> None:
         self.run, self.output = run, output
         longest = 0 if run.is_to_tokenize else run.row_config.max_length
         self.counts = Counts(piece_length=np.zeros(longest + 1, np.int64))
@@ -179,7 +179,7 @@ class _RunTotals:
 
 
 def _records(
-    run: Run, output: LockedOutput, kept: Mapping[int, UnitRecord]
+    run: RunPlan, output: LockedOutput, kept: Mapping[int, UnitRecord]
 ) -> Iterator[UnitRecord]:
     """Yield the record of each unit. Raises DataError if a shard that was to stay is lost."""
     for unit in run.units:
@@ -299,7 +299,7 @@ def _join(path: Path, parts: Iterable[_FilePart], head: bytes = b"") -> None:
 
 
 def publish(
-    run: Run, url: str, options: RunOptions, pack: Callable[[Path, RunOptions], Result]
+    run: RunPlan, url: str, options: RunOptions, pack: Callable[[Path, RunOptions], Result]
 ) -> Result:
     """Pack `run` into a temporary directory by `pack`, and upload the result; returns its manifest.
 
@@ -358,7 +358,7 @@ def check_url(url: str, options: RunOptions) -> None:
 
 
 def manifest_of(
-    run: Run,
+    run: RunPlan,
     tokenizer: dict[str, Any] | None,
     digests: Mapping[int, str],
     shards: list[Shard],
@@ -478,7 +478,7 @@ def _common(before: dict[str, Any] | None, unit: dict[str, Any] | None) -> dict[
     return {name: value for name, value in unit.items() if name not in differ}
 
 
-def _input(run: Run, file: InputFile, sha256: str, counts: Counts) -> dict[str, Any]:
+def _input(run: RunPlan, file: InputFile, sha256: str, counts: Counts) -> dict[str, Any]:
     totals, kind = counts.file(file.index), TokenizedManifest if run.is_to_tokenize else Manifest
     figures = {name: getattr(totals, name) for name in kind.counted_by_input}
     size = file.size or (stdin_size() if file.path == STDIN else 0)

@@ -1,9 +1,9 @@
 """The identity of a run: its inputs, options, tokenizer and units. Equal runs write equal bytes.
 
-    Run -> .packer/run.json, before any unit is packed
+    RunPlan -> .packer/run.json, before any unit is packed
 
 Whoever packs a unit (this process, a rank, a Ray worker, the same command after a crash) works
-from an equal Run, or gets an error that says how the two differ.
+from an equal RunPlan, or gets an error that says how the two differ.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TokenizerSelection:
     """The tokenizer and the template of a run, before anything is loaded.
 
     name      of the tokenizer, as it was given; None where none is needed
@@ -83,7 +83,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunPlan:
     """All that a run's bytes depend on.
 
     config  as `shape_rules.for_shape` gives it
@@ -95,7 +95,7 @@ class Run:
     shape: Shape
     files: tuple[InputFile, ...]
     units: tuple[WorkUnit, ...]
-    chosen: Chosen
+    chosen: TokenizerSelection
     packer_version: str = field(default_factory=lambda: packer_cli.__version__)
 
     @property
@@ -136,7 +136,7 @@ class Run:
         )  # fmt: skip
         return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
-    def cut(self) -> Run:
+    def cut(self) -> RunPlan:
         """The run with its inputs cut into work units."""
         return replace(self, units=tuple(work_units(self.files, self.config)))
 
@@ -148,7 +148,7 @@ class Run:
         return sealed(msgspec.json.encode(own))
 
 
-def load_run(path: Path) -> Run | None:
+def load_run(path: Path) -> RunPlan | None:
     """The run that `to_bytes` wrote; None when there is none that this packer can read."""
     try:
         content = msgspec.json.decode(unsealed(storage.read_bytes(path)))
@@ -160,7 +160,9 @@ def load_run(path: Path) -> Run | None:
         own = {name: msgspec.convert(content[name], kind) for name, kind in kinds.items()}
     except (OSError, LookupError, ValueError, TypeError, RecursionError, UsageError):
         return None
-    return Run(chosen=Chosen(own.pop("tokenizer"), known=own.pop("side_files")), **own)
+    return RunPlan(
+        chosen=TokenizerSelection(own.pop("tokenizer"), known=own.pop("side_files")), **own
+    )
 
 
 def sealed(content: bytes) -> bytes:
@@ -176,7 +178,7 @@ def unsealed(data: bytes) -> bytes:
     return content
 
 
-def differences(old: Run, new: Run) -> list[str]:
+def differences(old: RunPlan, new: RunPlan) -> list[str]:
     """How the runs differ, for people; [] when they have one identity."""
     if old.identity == new.identity:
         return []
@@ -186,7 +188,7 @@ def differences(old: Run, new: Run) -> list[str]:
     return differing + differing_files(old.files, new.files)
 
 
-def differing_origin(old: Run, new: Run, *, limits: bool = False) -> list[str]:
+def differing_origin(old: RunPlan, new: RunPlan, *, limits: bool = False) -> list[str]:
     """How the packer, the options and the tokenizer of two runs differ, if they do: another one of
     these may write other bytes. `limits`: as in `differing_options`.
     """
@@ -252,7 +254,7 @@ def option_named(field: str) -> str:
     return option.flag if option else as_option(field)
 
 
-def differing_tokenizers(old: Chosen, new: Chosen) -> list[str]:
+def differing_tokenizers(old: TokenizerSelection, new: TokenizerSelection) -> list[str]:
     """How tokenizer and template differ: by the content of their files, whatever their names."""
     names = old.hashes.keys() | new.hashes.keys()
     differ = sorted(name for name in names if old.hashes.get(name) != new.hashes.get(name))

@@ -1,14 +1,14 @@
-"""A whole run: discover, pack every unit that is not packed yet, finalize.
+"""Run `packer pack` and `packer tokenize` from inputs to a finished result.
 
-    find_inputs -> settle -> Run          what is to be done
+    find_inputs, resolve_run -> RunPlan   what to do
     locked_output, begin                  where, and which units are done already
-    Pool of UnitContext.pack_and_commit   the rest
-    finalize                              one result of all units' records
-    publish                               uploaded, if its place is a URL
+    Pool of UnitContext.pack_and_commit   the units that are left
+    finalize                              one result from the records of all units
+    publish                               an upload, if the output is a URL
 
-Units go to forked workers (`pool.py`). Of several ranks, each packs every W-th unit, from the R-th
-on; the last one to end finds that all units have a
-record, and finishes. The command of any rank does so again where a rank was killed.
+Of several ranks, each packs every W-th unit, from the R-th on. The last one to end finishes the
+result; if that was killed, the command of any rank does. What the parent does takes about 1% of a
+run, the end of one with many units aside.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from packer_cli.run import commits
 from packer_cli.run.additions import known_shapes, plan_addition, refuse_other_result
 from packer_cli.run.commits import UnitRecord, begin
 from packer_cli.run.finalize import check_url, finalize, publish
-from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
+from packer_cli.run.identity import RUN, RunPlan, TokenizerSelection, load_run, option_named
 from packer_cli.run.place import UNIT_RECORDS, InUseError, LockedOutput, discard, locked_output
 from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.source import choose_encoding, choose_tokenized
@@ -83,12 +83,15 @@ def pack(
     options: RunOptions,
     tokenizer_name: str | None = None,
 ) -> Result | None:
-    """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
-    rank that leaves work to others. Without options of rows, when `config` is no PackConfig, the
-    documents are tokenized only.
+    """Pack `inputs` into the directory `destination`, or a URL.
 
-    Raises PackerError: UsageError before anything is written, DataError for bad records or
-    storage, Interrupted for Ctrl-C. Units that are packed by then are kept for the next run.
+    config          only tokenizes if it is not a PackConfig
+    tokenizer_name  as on the command line; None: the default
+
+    Returns the manifest; None to a rank if other ranks have units to pack.
+
+    Raises UsageError before anything is written, DataError for bad records or storage, and
+    Interrupted for Ctrl-C. Packed units are kept for the next run.
     """
     begun = time.monotonic()
     url = storage.public(str(destination)) if storage.is_url(str(destination)) else None
@@ -103,8 +106,8 @@ def pack(
         files = find_inputs(inputs, config, notes.hold)
         _refuse_inputs_inside(destination, files)
         known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, looking)
-        run = settle(files, config, tokenizer_name, looking, known)
-        choice_of(run.files, run.config)  # what a recipe asks of its sources is there
+        run = resolve_run(files, config, tokenizer_name, looking, known)
+        choice_of(run.files, run.config)  # raises an error if a source has too little
     except PackerError:
         notes.give()
         raise
@@ -123,9 +126,7 @@ def pack(
 
 
 class _HeldNotes:
-    """Notes on inputs, which are given once something is packed: a run that has nothing to do
-    repeats none.
-    """
+    """Notes on inputs, held back until something is packed: a run without work repeats none."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify, self._held, self.are_given = notify, list[str](), False
@@ -139,21 +140,23 @@ class _HeldNotes:
             self._notify(self._held.pop(0))
 
 
-def settle(
+def resolve_run(
     files: list[InputFile],
     config: DocumentConfig,
     tokenizer_name: str | None,
     options: EncodingOptions,
     known: KnownShapes = NOTHING_KNOWN,
-) -> Run:
-    """The run of these inputs, not cut into units yet: what the records are, the options with their
-    defaults for these, and what makes tokens of them. UsageError where these do not go
-    together.
+) -> RunPlan:
+    """Detect the shape of the inputs, fill in default options, and select the tokenizer.
+
+    Returns a plan without work units yet: `RunPlan.cut` adds them.
+
+    Raises UsageError if the options do not fit the inputs.
     """
     if is_tokenized(files):
         shape, chosen = choose_tokenized(files, config, tokenizer_name)
         config = with_columns_of(files, config)
-        return Run(for_shape(config, shape), shape, tuple(files), (), chosen)
+        return RunPlan(for_shape(config, shape), shape, tuple(files), (), chosen)
     if isinstance(config, PackConfig) and config.view:
         raise UsageError(
             "--view: rows can only refer to stored tokens, and the inputs are not tokenized",
@@ -176,13 +179,13 @@ def settle(
             f"warning: {path}: unknown speakers: {named(roles)}; say who they are: "
             f"{Suggested({}, roles)}"
         )
-    return Run(config, shape, tuple(files), (), chosen)
+    return RunPlan(config, shape, tuple(files), (), chosen)
 
 
 def _pack_to_directory(
-    run: Run, notes: _HeldNotes, destination: Path, options: RunOptions
+    run: RunPlan, notes: _HeldNotes, destination: Path, options: RunOptions
 ) -> Result | None:
-    """Pack all, or this rank's share, or what is to be added."""
+    """Pack all inputs, the share of this rank, or those that --add finds new or changed."""
     with locked_output(destination, options) as output:
         earlier, kept, changed = None, dict[int, UnitRecord](), False
         if holds_result(destination) and (output.was_placed or not options.overwrite):
@@ -213,8 +216,8 @@ def _pack_to_directory(
     return finish_if_last(destination, options)
 
 
-def _pack_anew(run: Run, notes: _HeldNotes, directory: Path, options: RunOptions) -> Result:
-    """Pack all into a new directory, of which nothing is kept when that fails."""
+def _pack_anew(run: RunPlan, notes: _HeldNotes, directory: Path, options: RunOptions) -> Result:
+    """Pack everything into a new directory. Nothing is kept if that fails."""
     notes.give()
     with locked_output(directory, options) as output:
         manifest = _pack_locked(run, output, is_kept=False)
@@ -222,14 +225,16 @@ def _pack_anew(run: Run, notes: _HeldNotes, directory: Path, options: RunOptions
 
 
 def _pack_locked(
-    run: Run,
+    run: RunPlan,
     output: LockedOutput,
     kept: Mapping[int, UnitRecord] = MappingProxyType({}),
     *,
     is_kept: bool = True,
 ) -> Result | None:
-    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks. `kept`: units
-    of an earlier result, by index. `is_kept`: what is packed when this fails.
+    """Pack the units that have no record, and finish. Returns the manifest, or None to ranks.
+
+    kept     units of an earlier result, by index
+    is_kept  keep packed units after an error
     """
     options = output.options
     # --add without an earlier result is a plain run: it must not discard the units of another run
@@ -248,7 +253,7 @@ def _pack_locked(
     return finalize(run, output, kept)
 
 
-def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
+def _pack_rest(run: RunPlan, work: Path, options: RunOptions) -> None:
     """Pack the units that have no record in the work folder."""
     ours = slice(options.rank, None, options.world_size)
     units, mine = commits.left_to_do(run, work, ours), len(run.units[ours])
@@ -269,7 +274,7 @@ def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
 
 
 def _pack_in_workers(
-    run: Run, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
+    run: RunPlan, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
 ) -> Generator[UnitSummary, None, None]:
     """Pack units in forked workers. Raises what packing a unit raises."""
     reporter = Reporter(options.notify, options.warn, progress)
@@ -290,7 +295,7 @@ def _pack_in_workers(
             yield summary
 
 
-def _count_rejected(summaries: Iterable[UnitSummary], run: Run, work: Path) -> None:
+def _count_rejected(summaries: Iterable[UnitSummary], run: RunPlan, work: Path) -> None:
     """Raise DataError as soon as there are more bad records than a number allows; a share is known
     only at the end.
     """
@@ -306,8 +311,8 @@ def _count_rejected(summaries: Iterable[UnitSummary], run: Run, work: Path) -> N
             )
 
 
-def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
-    """Progress that counts what is packed already as read."""
+def _progress(run: RunPlan, units: list[WorkUnit], options: RunOptions) -> Progress:
+    """Return progress that counts packed units as read."""
     whole, left = (sum(unit.weight for unit in some) for some in (run.units, units))
     size = whole if run.is_tokenized else sum(file.size for file in run.files)
     doing = "tokenizing" if run.is_to_tokenize else "packing"
@@ -317,8 +322,8 @@ def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
     return progress
 
 
-def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) -> PackerError:
-    """The error, with a tip that says how much of the run is kept."""
+def _with_progress(error: PackerError, run: RunPlan, work: Path, may_replace: bool) -> PackerError:
+    """Return the error with a tip that says how much of the run is kept."""
     done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
@@ -345,8 +350,8 @@ def _refuse_inputs_inside(output: Path | str, files: Iterable[InputFile]) -> Non
 def _refuse_impossible(
     inputs: list[str], config: DocumentConfig, options: RunOptions, tokenizer: str | None
 ) -> None:
-    """UsageError for stdin that several processes would share, and for an option that no manifest
-    can hold: before all the work rather than after.
+    """Raise UsageError for stdin that several processes would share, and for an option that the
+    manifest could not hold: before the work rather than after it.
     """
     alone = {"--rank": options.as_rank is not None, "--engine ray": options.engine == "ray"}
     for option in [name for name, given in alone.items() if given and STDIN in inputs]:
@@ -390,13 +395,14 @@ def _name_ignored(
 def _warn_of_losses(
     place: str,
     manifest: Result,
-    chosen: Chosen,
+    chosen: TokenizerSelection,
     config: DocumentConfig,
     options: RunOptions,
     notes: _HeldNotes,
 ) -> None:
-    """Report what was lost or left out, and which fields of records nothing reads. `config`: as
-    given, which says what of it is meant.
+    """Report losses, omissions, and fields of records that nothing reads.
+
+    `config`: the options before defaults, which show which of these are intended.
     """
     for one in warnings_of(manifest):
         is_meant = (one.about == RAW and config.prompt_template == "none") or (
@@ -412,7 +418,7 @@ def _warn_of_losses(
         options.notify(f"{place}: neither packer nor the chat template reads {named(names)}")
 
 
-def _meant(name: str, chosen: Chosen) -> str:
+def _meant(name: str, chosen: TokenizerSelection) -> str:
     place, _, key = name.partition(".")
     known: Iterable[str] = _ANSWERED if place == "messages" else ()
     if key and place == ARGUMENTS:

@@ -24,7 +24,7 @@ from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, n
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
-from packer_cli.run.identity import RUN, Run
+from packer_cli.run.identity import RUN, RunPlan
 from packer_cli.run.pool import Pool, Reporter
 from packer_cli.run.unit import UnitContext, UnitSummary
 
@@ -36,7 +36,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def pack_on_ray(
-    run: Run, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
+    run: RunPlan, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
 ) -> Generator[UnitSummary, None, None]:
     """Pack `units` into the work folder. Raises UsageError without Ray, DataError for a unit
     whose worker was lost too often, and what packing a unit raises.

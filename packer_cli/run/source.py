@@ -1,6 +1,6 @@
 """From a run's slices to tokens: what makes them is chosen first, then loaded.
 
-    choose_encoding(shape, config, ...) -> Chosen      the tokenizer and the template, not loaded
+    choose_encoding(shape, config, ...) -> TokenizerSelection      the tokenizer and the template, not loaded
     prepare(run, ...) -> DocumentSource                loaded, with the reader
 
 What was chosen is part of a run's identity. Documents of tokenized directories are tokens already:
@@ -48,7 +48,7 @@ from packer_cli.result.manifest import (
     load_tokenized,
 )
 from packer_cli.result.reader import check_side_file
-from packer_cli.run.identity import Chosen, Run
+from packer_cli.run.identity import RunPlan, TokenizerSelection
 from packer_cli.run.pool import Pool
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
@@ -84,14 +84,14 @@ _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 
 def choose_encoding(
     shape: Shape, config: DocumentConfig, tokenizer: str | None, options: EncodingOptions
-) -> Chosen:
+) -> TokenizerSelection:
     """The choice that `tokenizer` and `config` name. Raises UsageError."""
     notify, warn = options.notify, options.warn
     chosen, origin = choose(tokenizer)
     if shape.is_of_tokens and origin == "default":
         what = "traces" if shape.kind == TRACE else "input_ids"
         notify(f"{what} found: no tokenizer needed; padding is id 0")
-        return Chosen(None)
+        return TokenizerSelection(None)
     if chosen == BYTES and origin == "default":
         warn(
             "warning: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)"
@@ -110,8 +110,8 @@ def choose_encoding(
     if files is not None and is_text and config.add_eos is not False and not config.eos_token:
         _note_turn_end(files, notify)
     if not shape.is_supervised:
-        return Chosen(chosen, files)
-    return Chosen(chosen, files, _choose_template(shape, config, files, notify))
+        return TokenizerSelection(chosen, files)
+    return TokenizerSelection(chosen, files, _choose_template(shape, config, files, notify))
 
 
 def _note_turn_end(files: TokenizerFiles, notify: Notify) -> None:
@@ -162,7 +162,7 @@ def choose_tokenized(
     files: Sequence[InputFile],
     config: DocumentConfig,
     tokenizer: str | None,
-) -> tuple[Shape, Chosen]:
+) -> tuple[Shape, TokenizerSelection]:
     """The shape of the records of tokenized directories, and the tokenizer that has made the
     tokens. UsageError for options that come too late.
     """
@@ -175,7 +175,7 @@ def choose_tokenized(
               for name in TOKENIZER_FILES if name in facts.side_files}  # fmt: skip
     name = facts.tokenizer.source if facts.tokenizer else None
     known = {name: facts.side_files[name] for name in copies}
-    return shape_of(files), Chosen(name, copies=copies, known=known)
+    return shape_of(files), TokenizerSelection(name, copies=copies, known=known)
 
 
 def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
@@ -228,7 +228,7 @@ class DocumentSource:
             self.tokenizer.finish()
 
 
-def prepare(run: Run, options: EncodingOptions) -> DocumentSource:
+def prepare(run: RunPlan, options: EncodingOptions) -> DocumentSource:
     """Load what the units of a run need. Raises UsageError.
 
     Chat templates are only named here: each worker analyses them when it reads its first records.
@@ -279,7 +279,7 @@ class _ShapeSource:
     """Reads and encodes the inputs that have one shape of records."""
 
     def __init__(
-        self, run: Run, shape: Shape, config: DocumentConfig, tokenizer: Tokenizer | None
+        self, run: RunPlan, shape: Shape, config: DocumentConfig, tokenizer: Tokenizer | None
     ) -> None:
         """`tokenizer`: None for token ids of an unknown one. Raises UsageError if it lacks a token
         that goes around documents.
@@ -302,7 +302,7 @@ class _ShapeSource:
             return self._read(file, part)
         return reader_for(file.format).read(file, part, self._shape, self._config)
 
-    def _composer(self, run: Run) -> Composer | LimitedComposer | _ComposerElsewhere | None:
+    def _composer(self, run: RunPlan) -> Composer | LimitedComposer | _ComposerElsewhere | None:
         """Return what makes texts of conversations and prompts; None if there are none."""
         shape, config, template = self._shape, self._config, run.chosen.template
         if shape.kind == TRACE and template is not None:  # to compare its messages with its ids

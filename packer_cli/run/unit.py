@@ -1,11 +1,11 @@
-"""One work unit, packed or tokenized: its documents read, its rows or documents written.
+"""Pack one work unit: read its documents, plan rows, fill them, write shards, commit.
 
-    job.pack_and_commit(unit)   its shards are on the disk, hashed, and its record is written
-    pack_unit(unit, job)        documents fitted, planned, filled and written as rows, or as they
-                                are where there are no options of rows
+    UnitContext.pack_and_commit(unit)     shards on the disk, then the unit's record
+    pack_unit(unit, context)              documents to rows, or to documents of `packer tokenize`
 
-A unit is a pure function of its slices and the options. Whoever packs it (a worker of the pool, a
-rank, Ray) gets the same bytes, and a unit whose worker is lost is simply packed again.
+A unit is a pure function of its slices and the options. It can run in any process, be repeated
+after a crash, and be compared byte for byte. It needs the memory of one window (about 4 M tokens),
+whatever the size of its inputs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from packer_cli.result.counts import Counts
 from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_content
 from packer_cli.result.shard_writer import DocumentWriter, LazyFile, ShardWriter
 from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
-from packer_cli.run.identity import Run
+from packer_cli.run.identity import RunPlan
 from packer_cli.run.pool import Reporter
 from packer_cli.run.source import DocumentSource, prepare
 from packer_cli.storage import is_url, sync
@@ -67,14 +67,14 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class UnitContext:
-    """What all units of a run share. It can be sent to another process, which loads it again.
+    """Context that all units of a run share. Another process that gets it loads it again.
 
     folder     where a unit's files are written; NOWHERE: only figures are kept
     progress   gets figures of what is read and written
     damaged    why inputs, by index, cannot be decoded: the unit is made without them
     """
 
-    run: Run
+    run: RunPlan
     folder: Path
     options: EncodingOptions
     progress: Reporter
@@ -103,9 +103,8 @@ class UnitContext:
         return LazyFile(NOWHERE if self.folder == NOWHERE else self.folder / name)
 
     def make(self, unit: WorkUnit, make: Callable[[WorkUnit, UnitContext], _Made]) -> _Made:
-        """Return what `make` makes of a unit. Where bad records are skipped, it is made anew
-        without inputs that turn out not to be decoded, so that nothing depends on how much could be
-        read of them.
+        """Call `make` for a unit. If bad records are skipped and an input turns out to be damaged,
+        call it again without that input, so that nothing depends on how much of it was readable.
         """
         self.damaged.clear()
         while True:
@@ -187,7 +186,13 @@ class UnitContext:
 
 
 class UnitSummary(NamedTuple):
-    """What a worker reports of a unit that is packed. `stdin_bytes`: read by then."""
+    """Figures of a packed unit, for the parent.
+
+    size         stored bytes of its inputs
+    slots        places for tokens in its rows
+    rejected     bad records
+    stdin_bytes  bytes of stdin that were read so far
+    """
 
     size: int
     documents: int

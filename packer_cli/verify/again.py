@@ -34,7 +34,7 @@ from packer_cli.result.layout import TEMPLATE, Shard, digest, name_by_content
 from packer_cli.result.manifest import Result
 from packer_cli.result.reader import Stored
 from packer_cli.run.commits import UnitRecord, read_units
-from packer_cli.run.identity import Chosen, Run
+from packer_cli.run.identity import RunPlan, TokenizerSelection
 from packer_cli.run.pool import Pool, Reporter
 from packer_cli.run.source import choose_encoding
 from packer_cli.run.unit import UnitContext
@@ -142,12 +142,12 @@ def _unchanged_inputs(
 
 def _run_of(
     stored: Stored, files: dict[int, InputFile], units: list[UnitRecord], options: EncodingOptions
-) -> Run:
+) -> RunPlan:
     """Return the run of these units, with the tokenizer and the template that the result keeps."""
     config, info, tokenizer = stored.facts.config, stored.facts.tokenizer, None
     ordered = [files[index] for index in sorted(files)]
     if is_tokenized(ordered):
-        run = Run(config, shape_of(ordered), tuple(ordered), (), Chosen(None))
+        run = RunPlan(config, shape_of(ordered), tuple(ordered), (), TokenizerSelection(None))
     else:
         if info is not None:
             tokenizer = str(stored.path) if info.sha256 else BYTES
@@ -157,7 +157,7 @@ def _run_of(
         # not settled anew: the options that are stored are those for this shape already
         detected = detect_shape(ordered, config)
         chosen = choose_encoding(detected.shape, config, tokenizer, options)
-        run = Run(config, detected.shape, tuple(detected.files), (), chosen)
+        run = RunPlan(config, detected.shape, tuple(detected.files), (), chosen)
     by_index = {file.index: file for file in run.files}
     unread = InputFile(-1, "", "", None, 0, 0)  # no unit reads it
     every = [by_index.get(index, unread) for index in range(len(stored.facts.inputs))]
