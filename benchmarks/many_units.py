@@ -24,7 +24,7 @@ from packer_cli.result.layout import ID, ROWS, WORK, named_by_digest, unnamed_sh
 from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.result.manifest import load_any
 from packer_cli.run import commits
-from packer_cli.run.identity import RUN, TokenizerSelection, RunPlan, sealed
+from packer_cli.run.identity import RUN, RunPlan, TokenizerSelection, sealed
 from packer_cli.run.pipeline import finish_if_last
 
 UNITS = 1_000_000

@@ -1,9 +1,10 @@
-"""The identity of a run: its inputs, options, tokenizer and units. Equal runs write equal bytes.
+"""Identify a run by its inputs, options, tokenizer and units. Equal runs write equal bytes.
 
     RunPlan -> .packer/run.json, before any unit is packed
 
-Whoever packs a unit (this process, a rank, a Ray worker, the same command after a crash) works
-from an equal RunPlan, or gets an error that says how the two differ.
+Each process that packs a unit (a worker, a rank, a Ray worker, the same command after a crash)
+works from an equal RunPlan, or gets an error that says how the two differ. A plan of a million
+units takes seconds to write and to read.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class TokenizerSelection:
-    """The tokenizer and the template of a run, before anything is loaded.
+    """Tokenizer and chat template of a run, not loaded.
 
-    name      of the tokenizer, as it was given; None where none is needed
-    files     of the tokenizer; None for the built-in one
-    template  the chat template, where one is used
-    copies    of the side files, by name, where they were chosen before
-    known     the sha256 of side files that are not to be hashed
+    name      the tokenizer as the user named it; None if the inputs hold token ids
+    files     files of the tokenizer; None for the built-in one
+    template  the chat template, if one is used
+    copies    contents of side files, by name, if another run has selected them
+    known     sha256 of side files, which are not hashed again
     """
 
     name: str | None
@@ -171,7 +172,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(data: bytes) -> bytes:
-    """The data that was sealed. Raises ValueError when it has changed since."""
+    """Return the data that was sealed. Raises ValueError if it has changed."""
     seal, _, content = data.partition(b"\n")
     if seal != hashlib.sha256(content).hexdigest().encode():
         raise ValueError("not what was written")
@@ -179,7 +180,7 @@ def unsealed(data: bytes) -> bytes:
 
 
 def differences(old: RunPlan, new: RunPlan) -> list[str]:
-    """How the runs differ, for people; [] when they have one identity."""
+    """Describe how runs differ, in phrases for users; [] if their identities are equal."""
     if old.identity == new.identity:
         return []
     differing = differing_origin(old, new)
@@ -189,8 +190,9 @@ def differences(old: RunPlan, new: RunPlan) -> list[str]:
 
 
 def differing_origin(old: RunPlan, new: RunPlan, *, limits: bool = False) -> list[str]:
-    """How the packer, the options and the tokenizer of two runs differ, if they do: another one of
-    these may write other bytes. `limits`: as in `differing_options`.
+    """Describe how two runs differ in packer, options and tokenizer, each of which may change bytes.
+
+    `limits`: as in `differing_options`.
     """
     then, now = old.packer_version, new.packer_version
     differing = [f"packer was {then}, is now {now}"] if then != now else []
@@ -199,7 +201,7 @@ def differing_origin(old: RunPlan, new: RunPlan, *, limits: bool = False) -> lis
 
 
 def refuse_other_packer(directory: Path, then: str, tip: str) -> None:
-    """UsageError for a result of another version, which may make other bytes of the same inputs."""
+    """Raise UsageError for a result of another version, which may make other bytes of its inputs."""
     now = str(packer_cli.__version__)
     if then != now:
         raise UsageError(
@@ -212,8 +214,9 @@ def refuse_other_packer(directory: Path, then: str, tip: str) -> None:
 def differing_options(
     old: DocumentConfig, new: DocumentConfig, *, limits: bool = False
 ) -> list[str]:
-    """The options that differ, each as "--name was OLD, is now NEW". `limits`: also those on which
-    no unit's bytes depend.
+    """List the options that differ, each as "--name was OLD, is now NEW".
+
+    `limits`: include options that change no unit's bytes.
     """
     differing = []
     if type(old) is not type(new):
@@ -230,7 +233,7 @@ def differing_options(
 
 
 def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
-    """The keys of a recipe that differ, each with its source."""
+    """List the keys of a recipe that differ, each with its source."""
     if old is None or new is None:
         return [] if old is new else [f"it was {'not ' if new else ''}packed from a recipe"]
     before, now = ({one.name: one for one in its.sources} for its in (old, new))
@@ -249,13 +252,13 @@ def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
 
 
 def option_named(field: str) -> str:
-    """The option of a field, as its user writes it."""
+    """Return the option of a field as a user writes it."""
     option = options_of(PackConfig).get(field)
     return option.flag if option else as_option(field)
 
 
 def differing_tokenizers(old: TokenizerSelection, new: TokenizerSelection) -> list[str]:
-    """How tokenizer and template differ: by the content of their files, whatever their names."""
+    """Describe how tokenizers and templates differ in the contents of their files."""
     names = old.hashes.keys() | new.hashes.keys()
     differ = sorted(name for name in names if old.hashes.get(name) != new.hashes.get(name))
     if differ:
@@ -284,7 +287,7 @@ def _may_exist(path: str) -> bool:
 
 
 def differing_files(old: Sequence[InputFile], new: Sequence[InputFile]) -> list[str]:
-    """How the inputs differ. `old`: without a format where that is not known."""
+    """Describe how inputs differ. `old`: inputs without a format if that is unknown."""
     before, now = ({file.known_as: file for file in files} for files in (old, new))
     differing = [
         f"{file.path} {'is not named now' if _may_exist(file.path) else 'is gone'}"

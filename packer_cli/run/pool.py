@@ -120,7 +120,7 @@ _silent = _here = Reporter()
 
 
 def _reporter_here() -> Reporter:
-    """Return the reporter of this process, in the place of that of another one."""
+    """Return the reporter of this process: those of other processes are unpickled as it."""
     return _here
 
 

@@ -134,7 +134,7 @@ def _refuse_unreachable(address: str | None) -> None:
 
 
 class WorkerSetup(NamedTuple):
-    """What a Ray worker needs to know of a run. `directory`: inputs are named from there."""
+    """A run for Ray workers. `directory`: relative paths of inputs begin there."""
 
     context: UnitContext
     directory: Path

@@ -1,10 +1,11 @@
-"""From a run's slices to tokens: what makes them is chosen first, then loaded.
+"""Select a tokenizer and a chat template for a run, and load what turns its slices into tokens.
 
-    choose_encoding(shape, config, ...) -> TokenizerSelection      the tokenizer and the template, not loaded
-    prepare(run, ...) -> DocumentSource                loaded, with the reader
+    choose_encoding(shape, config, ...)  TokenizerSelection, not loaded: part of a run's identity
+    prepare(run, options)                DocumentSource, loaded: reads and encodes slices
 
-What was chosen is part of a run's identity. Documents of tokenized directories are tokens already:
-there, the tokenizer's copies and figures are enough, and nothing is loaded.
+Tokenized directories hold tokens: of their tokenizer only copies and figures are needed, and
+nothing is loaded. Loading a tokenizer of 11 MB takes half a second, an input that is tokenized
+nothing but its index.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 def choose_encoding(
     shape: Shape, config: DocumentConfig, tokenizer: str | None, options: EncodingOptions
 ) -> TokenizerSelection:
-    """The choice that `tokenizer` and `config` name. Raises UsageError."""
+    """Select the tokenizer and the template that the options name. Raises UsageError."""
     notify, warn = options.notify, options.warn
     chosen, origin = choose(tokenizer)
     if shape.is_of_tokens and origin == "default":
@@ -115,7 +116,7 @@ def choose_encoding(
 
 
 def _note_turn_end(files: TokenizerFiles, notify: Notify) -> None:
-    """Say that EOS ends turns of conversations, if it does, and not texts."""
+    """Note if EOS ends turns of conversations rather than texts."""
     from packer_cli.chat.templates import own_templates  # noqa: PLC0415
 
     ends, eos = [one for one in _TEXT_ENDS if one in files.added_tokens], files.eos
@@ -163,8 +164,9 @@ def choose_tokenized(
     config: DocumentConfig,
     tokenizer: str | None,
 ) -> tuple[Shape, TokenizerSelection]:
-    """The shape of the records of tokenized directories, and the tokenizer that has made the
-    tokens. UsageError for options that come too late.
+    """Return the shape of tokenized records, and the tokenizer that made their tokens.
+
+    Raises UsageError for options that apply only to inputs that are not tokenized.
     """
     if not isinstance(config, PackConfig):
         raise UsageError(f"{as_named(files[0].path)}: is tokenized already", "pack it: packer pack")
@@ -179,7 +181,7 @@ def choose_tokenized(
 
 
 def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
-    """A file that a tokenized directory keeps of its tokenizer. DataError where it has changed."""
+    """Read a file of the tokenizer that a tokenized directory keeps. DataError if it changed."""
     check_side_file(folder / name, facts, name)
     with os_errors(folder / name):
         return read_bytes(folder / name)
@@ -413,7 +415,7 @@ def _first_texts(shape: Shape, config: DocumentConfig, file: InputFile) -> Itera
 
 
 def _strings_in(value: Any) -> Iterator[str]:
-    """All strings in fields of records, but for names of fields."""
+    """Yield all strings in fields of records, except for names of fields."""
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # half of a surrogate pair is a bad record
     elif isinstance(value, list | dict):
@@ -422,12 +424,12 @@ def _strings_in(value: Any) -> Iterator[str]:
 
 
 def uses_template(shape: Shape, config: DocumentConfig) -> bool:
-    """True if a chat template makes the texts; `config` as `for_shape` gives it."""
+    """Return True if a chat template makes the texts. `config`: with defaults of `for_shape`."""
     return shape.is_chat or config.prompt_template == "chat"
 
 
 def _framing_of(config: DocumentConfig) -> Framing:
-    """The tokens that go around every document; `config` as `for_shape` gives it."""
+    """Return the tokens around every document. `config`: with the defaults of `for_shape`."""
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token)
 
 

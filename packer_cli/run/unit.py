@@ -204,8 +204,8 @@ class UnitSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitResult:
-    """A unit that is done: its shards in `Job.folder`, the files of its rejected records and of its
-    rows' squared lengths.
+    """A written unit: its shards in the context's folder, its counts, and the files of its rejected
+    records and of the squared lengths of its rows.
     """
 
     unit: WorkUnit
@@ -216,12 +216,12 @@ class UnitResult:
 
 
 class UnitMaker:
-    """Makes shards of the documents of a unit, which it reads.
+    """Reads the documents of a unit, and makes shards of them.
 
-    counts     of what is read, and of what becomes of it
-    rejected   bad records, a line each; where they are errors, the first ends the run
-    sums       takes the squared lengths of rows, if there are any
-    is_sample  parts of files are read: others need not have found the same damage
+    counts     totals of records, documents and rows
+    rejected   lines of bad records; the first one ends the run unless they are skipped
+    sums       squared lengths of rows
+    is_sample  parts of files are read, so damage in the rest of a file is unknown
     """
 
     is_sample = False
@@ -398,8 +398,9 @@ class RowWriter(Protocol):
 
 
 class UnitRows(UnitMaker):
-    """The rows of one unit, planned window by window. `cut_documents`: those of which rows hold
-    several segments.
+    """Plans and writes the rows of one unit, window by window.
+
+    `cut_documents`: number of documents that are cut into several segments.
     """
 
     def __init__(
