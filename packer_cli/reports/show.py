@@ -364,7 +364,7 @@ def read_checkpoint(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any], in
     path = Path(checkpoint, "trainer_state.json")
     try:
         content = json.loads(read_bytes(str(path)))
-        state = content["stateful_callbacks"]["PackedRows"]["attributes"]["position"]["sampler"]
+        state = content["stateful_callbacks"]["PackedPosition"]["attributes"]["position"]["sampler"]
         sampler = {"seed": state["seed"]}
         if "balance" in state:
             sampler |= {"balance": state["balance"], "hidden_size": state["cost"]}

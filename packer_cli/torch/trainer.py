@@ -88,7 +88,7 @@ class PackedTrainerMixin:
                     "data_collator=partial(varlen_collate, config=None) for a model of your own",
                 )
             self.data_collator = partial(varlen_collate, config=config)
-        self.add_callback(PackedRows())
+        self.add_callback(PackedPosition())
 
     def get_train_dataloader(self: Any) -> Any:
         """Return the batches of this process. The Trainer moves them to its device."""
@@ -195,7 +195,7 @@ class Batches:
         return {"sampler": state, "rows_per_step": self._rows_per_step}
 
 
-class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
+class PackedPosition(ExportableState, TrainerCallback):  # type: ignore[misc]
     """A callback that keeps the batches and the Trainer's checkpoints at the same position."""
 
     def __init__(self) -> None:

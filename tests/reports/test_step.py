@@ -92,7 +92,7 @@ def test_rows_without_the_column_segments() -> None:
 
 def write_checkpoint(done: int, **state: Any) -> None:
     position = {"sampler": state, "rows_per_step": 8}
-    callbacks = {"PackedRows": {"args": {}, "attributes": {"position": position}}}
+    callbacks = {"PackedPosition": {"args": {}, "attributes": {"position": position}}}
     content = {"global_step": done, "stateful_callbacks": callbacks}
     Path("trainer_state.json").write_text(json.dumps(content))
 
