@@ -237,6 +237,12 @@ def test_a_file_that_cannot_be_entered_is_sampled_from_its_beginning(
     assert estimated["rows"] == pytest.approx(exact["rows"], rel=0.05)
 
 
+def test_a_sample_without_a_document_plans_all(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("x" * 12_000_000))
+    options = ["a.jsonl", "-l", "64k", "-t", "bytes"]
+    assert planned(*options, "--sample", "1%")["outcomes"] == planned(*options)["outcomes"]
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
