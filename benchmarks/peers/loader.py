@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from packer_cli import open_packed
-from packer_cli.result.reader import rows_of
+from packer_cli.result.columns import rows_of
 from packer_cli.torch import PackedDataset, padded_collate, varlen_collate
 
 BATCH, ROUNDS = 8, 5
