@@ -73,6 +73,7 @@ class DeclaredOption(NamedTuple):
     @property
     def flags(self) -> list[str]:
         """Its spellings: "--name" or "--name/--no-name", then "-n" if it has a short one."""
+        # inside Annotated, the first argument of typer.Option is taken for its default
         declared = [self.info.default, *(self.info.param_decls or ())]
         flags = [text for text in declared if isinstance(text, str)]
         name = as_option(self.field)

@@ -15,7 +15,9 @@ from spoiling import arrow_file, edit, rewrite, tokenize
 from support import assert_error, jsonl, pack, packer, shard_of
 from varied_results import write_carried
 
+from packer_cli.result.counts import SHOWN_TOTALS
 from packer_cli.result.manifest import OF_INPUTS
+from packer_cli.result.manifest import TOTALS as TOTALS_OF_MANIFESTS
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -82,6 +84,14 @@ def test_the_figures(packed: Path) -> None:
 def test_the_tables(packed: Path) -> None:
     assert_approved("stats", stats(), *(stats("--by", what).partition("segments per row")[2]
                                         for what in ("input", "shard")))  # fmt: skip
+
+
+def test_every_total_with_a_title_has_a_line(packed: Path) -> None:
+    edit(lambda manifest: manifest.update(dict.fromkeys(TOTALS_OF_MANIFESTS, 2)))
+    lines = {line.split("  ")[0] for line in stats().splitlines()}
+    titles = {total.title for total in SHOWN_TOTALS.values()} - {""}
+    assert len(titles) > 15
+    assert titles <= lines
 
 
 def test_min_utilization(packed: Path) -> None:
