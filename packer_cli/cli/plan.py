@@ -125,18 +125,14 @@ def _requests(
 
     given = {name: value for name, value in given.items() if name not in _SEVERAL}
     lengths = [_OF_PACK["max_length"].read_argument(length) for length in options.max_length or ()]
-    # None: as the recipe has it, or the default; each once
-    ways = [
-        {"strategy": strategy, "max_length": length}
-        for strategy in dict.fromkeys(options.strategy or [None])
-        for length in dict.fromkeys(lengths or [None])
-    ]
-    return [
-        request_of(
-            inputs, given | {k: v for k, v in variant.items() if v is not None}, EncodingOptions
-        )
-        for variant in ways
-    ]
+    requests = []
+    for strategy in dict.fromkeys(options.strategy or [None]):
+        for length in dict.fromkeys(lengths or [None]):
+            values = {"strategy": strategy, "max_length": length}
+            # without a value, the recipe decides, or the default
+            named = {name: value for name, value in values.items() if value is not None}
+            requests.append(request_of(inputs, given | named, EncodingOptions))
+    return requests
 
 
 def _plans(
