@@ -179,7 +179,7 @@ class Planning:
                 continue
             with naming(recipe, source.source):
                 (to,) = map(Path, source.directories)
-                if not source.is_there:
+                if not source.is_tokenized:
                     raise UsageError(
                         f"{to}: not there yet: a recipe is planned from its tokenized sources",
                         f"run packer pack {recipe.path}, which tokenizes them; if it did so "

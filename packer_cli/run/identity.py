@@ -190,7 +190,7 @@ def differences(old: RunPlan, new: RunPlan) -> list[str]:
 
 
 def differing_origin(old: RunPlan, new: RunPlan, *, limits: bool = False) -> list[str]:
-    """Describe how two runs differ in packer, options and tokenizer, each of which may change bytes.
+    """Describe how runs differ in packer, options and tokenizer, which may change bytes.
 
     `limits`: as in `differing_options`.
     """
@@ -201,7 +201,7 @@ def differing_origin(old: RunPlan, new: RunPlan, *, limits: bool = False) -> lis
 
 
 def refuse_other_packer(directory: Path, then: str, tip: str) -> None:
-    """Raise UsageError for a result of another version, which may make other bytes of its inputs."""
+    """Raise UsageError for a result of another version, which may make other bytes."""
     now = str(packer_cli.__version__)
     if then != now:
         raise UsageError(

@@ -1,10 +1,10 @@
-"""A recipe's run: every source tokenized, documents chosen, rows packed.
+"""Pack a recipe: tokenize every source, choose documents, pack rows.
 
-    Recipe -> TOKENIZED/NAME for every source      as packer tokenize --add does it
-           -> OUT, or OUT/train and OUT/validation  as packer pack does it, of those directories
+    Recipe -> TOKENIZED/NAME for every source       as by packer tokenize --add
+           -> OUT, or OUT/train and OUT/validation  as by packer pack, from those directories
 
-Each of these is a run of its own, with all that runs promise. One that has nothing to do is over
-at once, so that other amounts, another length or another split take the time of packing alone.
+Each directory is the result of a run of its own. A run without work ends at once, so other
+amounts, another length or another split cost only the packing.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ Side = tuple[str | None, list[str], list[PackConfig]]
 
 @dataclass(frozen=True)
 class SourceTokens:
-    """The tokenized directories that a source of `recipe` consists of. `files`: where packer is to
-    make the only one of them, its inputs; [] where its inputs are such directories themselves.
+    """Tokenized directories of one source.
+
+    files  inputs from which packer makes the only directory; [] if the inputs of the source are
+           tokenized directories
     """
 
     recipe: Recipe
@@ -68,28 +70,31 @@ class SourceTokens:
 
     @property
     def config(self) -> DocumentConfig:
-        """The source's options, without those that it has inherited and has no use for."""
+        """Options of the source, without inherited ones that do not apply to its records."""
         config, inherited = self.source.config, self.source.inherited
         if not inherited:
             return config
         return without_idle(config, detect_shape(self.files, config).shape, inherited)
 
     @property
-    def is_there(self) -> bool:
-        return all(holds_result(Path(one)) for one in self.directories)
+    def is_tokenized(self) -> bool:
+        """True if all directories are finished."""
+        return all(map(holds_result, map(Path, self.directories)))
 
 
 def pack_recipe(
     recipe: Recipe, destination: Path | str, options: RunOptions
 ) -> list[tuple[Path | str, Manifest | None]]:
-    """Pack a recipe into `destination`, a directory or a URL, or into a directory for each side of
-    its split in there; gives where each result is, and its manifest, or None to a rank that leaves
-    work to others. Parameters and errors are those of `pipeline.pack`.
+    """Pack a recipe into `destination`, a directory or a URL; with a split, into a directory in it
+    for each side.
+
+    Returns the place of each result with its manifest; None to a rank if other ranks have units to
+    pack. Options and errors are those of `pipeline.pack`.
     """
-    # each message once, however many sources or sides have it to say
+    # sources and sides may repeat a message
     mixture = recipe.config.mixture
     options = replace(options, warn=cache(options.warn), notify=cache(options.notify))
-    joined = Path(destination) / DATASET_DICT  # makes one dataset of both sides
+    joined = Path(destination) / DATASET_DICT  # joins both sides to one dataset
     is_joined = bool(mixture and mixture.is_split) and not storage.is_url(str(destination))
     if is_joined:
         _refuse_in_the_way(joined)
@@ -98,24 +103,24 @@ def pack_recipe(
     sides = rows_of(recipe, tokens, [recipe.config])
     places = [_inside(destination, side) for side, *_ in sides]
     may_change = options.overwrite or options.add or not all(map(_is_finished, places))
-    for one in tokens:
-        if one.files:
-            with naming(recipe, one.source):
-                _tokenize(one, options, may_change=may_change)
-    if options.as_rank and not all(one.is_there for one in tokens):
+    for source_tokens in tokens:
+        if source_tokens.files:
+            with naming(recipe, source_tokens.source):
+                _tokenize(source_tokens, options, may_change=may_change)
+    if options.as_rank and not all(source_tokens.is_tokenized for source_tokens in tokens):
         return [(place, None) for place in places]
     results = _pack_sides(recipe, sides, places, joined if is_joined else None, options)
     if may_change and mixture and (first := results.get(0)):
         for share in first.missed_shares:
             options.notify(missed_share(mixture, share))
-        whole = [
-            f"{one.name!r}"
-            for one, amount in zip(first.sources, mixture.sources, strict=True)
-            if amount.held_out and amount.weight != 0 and not one.held_out_documents
+        too_small = [
+            f"{stats.name!r}"
+            for stats, amount in zip(first.sources, mixture.sources, strict=True)
+            if amount.held_out and amount.weight != 0 and not stats.held_out_documents
         ]
-        if mixture.is_split and whole:
+        if mixture.is_split and too_small:
             few = "too few documents to hold any out, so all stay in train"
-            options.notify(f"{recipe.path}, source {named(whole, 3)}: {few}")
+            options.notify(f"{recipe.path}, source {named(too_small, 3)}: {few}")
     return [(place, results.get(number)) for number, place in enumerate(places)]
 
 
@@ -126,23 +131,24 @@ def _pack_sides(
     joined: Path | None,
     options: RunOptions,
 ) -> dict[int, Manifest | None]:
-    """Pack each side to its place; gives what `pack_recipe` does, by number. `joined`: a file that
-    makes one dataset of both.
+    """Pack each side to its place. Returns the manifests by number.
+
+    `joined`: the file that joins both sides to one dataset.
     """
-    # as long as the directory of both sides does not open, a run is putting them in their places
+    # until that file is there, an interrupted run may have finished only some of the sides
     goes_on = not (joined.exists() if joined else all(map(_is_finished, places)))
     results: dict[int, Manifest | None] = {}
 
     def pack_side(number: int) -> None:
-        """Pack a side, and before it takes its place, all that follow. So the first side that is in
-        its place says that all of them are.
+        """Pack a side and, before its switch, all sides after it. So a first side that is in its
+        place shows that the others are.
         """
         if number == len(places) or number in results:
             return
 
         def before_switch() -> None:
             pack_side(number + 1)
-            if joined and joined.exists():  # one side is of another run for a moment
+            if joined and joined.exists():  # the sides come from two runs for a moment
                 joined.unlink()
                 sync(joined.parent)
 
@@ -176,8 +182,9 @@ def _packed(
     *,
     goes_on: bool,
 ) -> Manifest | None:
-    """The rows of one side. `goes_on`: an interrupted run may have finished them. Of several ranks,
-    each of which has tokenized its share, the last packs all of them.
+    """Pack the rows of one side. The last rank, after each has tokenized its share, packs them all.
+
+    `goes_on`: an interrupted run may have finished them.
     """
     is_rank, options = bool(options.as_rank), replace(options, rank=None, world_size=None)
     may_replace = options.overwrite or options.add
@@ -189,7 +196,7 @@ def _packed(
             except UsageError:
                 if not may_replace and not (is_rank and _is_finished(place)):
                     raise
-        return packed(options)  # also when another rank has finished it meanwhile
+        return packed(options)  # also if another rank has finished it meanwhile
     except InUseError:
         if not is_rank:
             raise
@@ -198,8 +205,9 @@ def _packed(
 
 
 def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[SourceTokens]:
-    """The tokenized directories of every source; those that packer is to make lie below `root`.
-    UsageError for a file that is in two sources.
+    """Return the tokenized directories of every source; packer makes its own below `root`.
+
+    Raises UsageError for a file in two sources.
     """
     every, owners = list[SourceTokens](), dict[str, str]()
     for source in recipe.sources:
@@ -216,42 +224,47 @@ def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[SourceTokens]:
                     f"both have {as_named(file.path)}",
                     "leave it to one of them",
                 )
-    for place, one in enumerate(every):
-        with naming(recipe, one.source):
-            if is_tokenized(one.files):
-                paths = [file.path.removesuffix(MANIFEST).rstrip("/") or "." for file in one.files]
-                every[place] = replace(one, directories=paths, files=[])
+    for number, tokens in enumerate(every):
+        with naming(recipe, tokens.source):
+            if is_tokenized(tokens.files):
+                paths = [file.path.removesuffix(MANIFEST).rstrip("/") for file in tokens.files]
+                directories = [path or "." for path in paths]
+                every[number] = replace(tokens, directories=directories, files=[])
     return every
 
 
 def rows_of(
     recipe: Recipe, tokens: Sequence[SourceTokens], configs: Sequence[PackConfig]
 ) -> list[Side]:
-    """(side, inputs, options) of what a recipe makes of tokenized directories, with each of these
-    options of rows. The side is None without a split.
+    """Return (side, inputs, options) of each result that a recipe makes from tokenized directories,
+    for each of `configs`, the options of rows. The side is None without a split.
     """
     mixture = recipe.config.mixture
     if mixture is None:
         raise InternalError("a recipe without a mixture")
     amounts = zip(mixture.sources, tokens, strict=True)
-    sources = tuple(replace(one, inputs=len(its.directories)) for one, its in amounts)
-    # only these are left for rows once documents are tokens
+    sources = tuple(replace(amount, inputs=len(source.directories)) for amount, source in amounts)
+    # documents are tokens by now: only options of rows still apply
     defaults: dict[str, Any] = {
-        one.name: one.default for one in fields(DocumentConfig) if one.name not in OF_ROWS_TOO
+        option.name: option.default
+        for option in fields(DocumentConfig)
+        if option.name not in OF_ROWS_TOO
     }
-    inputs = [path for its in tokens for path in its.directories]
+    inputs = [path for source in tokens for path in source.directories]
     sides = [TRAIN, VALIDATION] if mixture.is_split else [None]
     return [
         (side, inputs, [
-            replace(one, **defaults, mixture=replace(mixture, sources=sources, part=side or TRAIN))
-            for one in configs
+            replace(
+                config, **defaults, mixture=replace(mixture, sources=sources, part=side or TRAIN)
+            )
+            for config in configs
         ])
         for side in sides
     ]  # fmt: skip
 
 
 def tokens_root(recipe: Recipe, destination: Path | str) -> Path:
-    """The folder of the sources' tokenized directories, of a run into `destination`."""
+    """Return the folder of the sources' tokenized directories, for a run into `destination`."""
     if recipe.tokenized is not None:
         return Path(storage.local(recipe.tokenized, "documents are tokenized into local files"))
     if storage.is_url(str(destination)):
@@ -259,14 +272,14 @@ def tokens_root(recipe: Recipe, destination: Path | str) -> Path:
             f"{recipe.path}: does not say where sources are tokenized, and {destination} is a URL",
             'name a local directory: tokenized = "DIR"',
         )
-    # not by the output's name: one of another length or mixture is made of the same tokens
+    # not named by the output: results of other lengths and mixtures share the tokens
     beside = os.path.dirname(os.fspath(destination).rstrip("/"))
     return Path(beside, f"{Path(recipe.path).stem}-tokenized")
 
 
 @contextmanager
 def naming(recipe: Recipe, source: RecipeSource) -> Iterator[None]:
-    """Errors say which source of which recipe they are about."""
+    """Name the recipe and the source in errors."""
     try:
         yield
     except Interrupted:
@@ -279,23 +292,26 @@ def naming(recipe: Recipe, source: RecipeSource) -> Iterator[None]:
         raise type(error)(f"{place}: {error.message}", tip) from error
 
 
-def _tokenize(one: SourceTokens, options: RunOptions, *, may_change: bool) -> None:
-    """Bring the tokenized directory of a source up to date. `may_change`: whether rows may be made
-    of other documents; else UsageError, since those that refer to these would be lost for nothing.
+def _tokenize(tokens: SourceTokens, options: RunOptions, *, may_change: bool) -> None:
+    """Bring the tokenized directory of a source up to date.
+
+    `may_change`: rows may be packed again, so documents may change. If not, views that refer to
+    them would be lost: raises UsageError.
     """
-    config, name, to = one.config, one.recipe.tokenizer, Path(one.directories[0])
+    config, name, to = tokens.config, tokens.recipe.tokenizer, Path(tokens.directories[0])
+    source = tokens.source
     finished, notify = holds_result(to), options.notify
     if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
         raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
 
-    def say(message: str) -> None:  # what does not name the directory names the source
+    def note(message: str) -> None:  # with the name of the source, unless it has the directory's
         named = message.startswith(f"{to}: ")
-        notify(message if named else f"source {one.source.name!r}: {in_terms_of_keys(message)}")
+        notify(message if named else f"source {source.name!r}: {in_terms_of_keys(message)}")
 
     def warn(message: str) -> None:
         options.warn(in_terms_of_keys(message))
 
-    inputs, anew = list(one.source.inputs), replace(options, notify=say, warn=warn)
+    inputs, anew = list(source.inputs), replace(options, notify=note, warn=warn)
     now = anew
     if finished and not options.as_rank:
         now = replace(anew, add=may_change, exact=True, overwrite=False)
@@ -324,7 +340,7 @@ def _is_finished(place: Path | str) -> bool:
 
 
 def _refuse_in_the_way(joined: Path) -> None:
-    """UsageError where the directory of both sides, with this file, cannot be."""
+    """Raise UsageError if another result or file is in the way of both sides and this file."""
     if holds_result(joined.parent):
         raise UsageError(
             f"{joined.parent}: holds a result, and the recipe makes one for each side of its split",
