@@ -241,17 +241,19 @@ class ColumnarReader(Reader):
         def read(columns: list[str]) -> dict[str, list[Any]]:
             names = [name for name in columns if len(fields_at(schema, name)) == 1]
             values: dict[str, list[Any]] = {name: [] for name in names}
-            count = 0
+            if not names:
+                return values
+            count = held = 0
             with reading(file), self.opened(file) as table:
                 for batch in table.batches(Slice(file.index, 0, None, 0), names, FIRST):
                     rows = batch.slice(0, FIRST - count)
-                    sizes = np.array([_sizes(column) for column in rows.columns])
-                    stop = int(np.searchsorted(sizes.sum(0).cumsum(), BATCH_BYTES)) + 1
+                    sizes = np.array([_sizes(column) for column in rows.columns]).sum(0)
+                    stop = int(np.searchsorted(held + np.cumsum(sizes), BATCH_BYTES)) + 1
+                    rows = rows.slice(0, stop)
                     for name in names:
-                        column = rows.column(name).slice(0, stop)
-                        values[name] += _values(column, name, {})
-                    count += rows.num_rows
-                    if count >= FIRST or stop < rows.num_rows:
+                        values[name] += _values(rows.column(name), name, {})
+                    count, held = count + rows.num_rows, held + int(np.sum(sizes[:stop]))
+                    if count >= FIRST or held >= BATCH_BYTES:
                         break
             return values
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Any
 
 from packer_cli.errors import DataError, UsageError
@@ -29,7 +29,8 @@ _COMPRESSION_RATIO = 4  # of text, about
 
 
 class FirstRecords:
-    """The records at the beginning of a file. A column is read once, when it is first needed.
+    """The records at the beginning of a file: of JSON those in 64 KiB, else 64 of at most 4 MB. A
+    column is read once, when it is first needed.
 
     names  fields of the first record
     """
@@ -57,14 +58,12 @@ class FirstRecords:
         with suppress(DataError, UsageError), peeking():
             values = self._read(missing) if missing else {}
         self._columns |= {name: values.get(name, ()) for name in missing}
-        count = max((len(self._columns[name]) for name in columns), default=0)
-        if most is not None:
-            count = min(count, most)
-        rows = [dict[str, Any]() for _ in range(count)]
-        for name in columns:
-            for row, value in zip_longest(rows, self._columns[name][:count]):
-                row[name] = value
-        return rows
+        read = {name: self._columns[name][:most] for name in columns}
+        count = min((len(column) for column in read.values() if column), default=0)
+        return [
+            {name: column[number] if column else None for name, column in read.items()}
+            for number in range(count)
+        ]
 
 
 class Reader:
