@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from typer import Option
 
@@ -37,33 +37,62 @@ from packer_cli.options.values import (
     whole,
 )
 
-# The columns of a row.
-COLUMNS = ("input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "position_ids")
-DEFAULT_COLUMNS = COLUMNS[:5]
+# The columns of a row, with the type of their values. Columns of "int32" and "uint8" have
+# max_length values in each row, the others as many as it has boundaries or segments.
+COLUMNS = {
+    "input_ids": "int32",
+    "labels": "int32",
+    "attention_mask": "uint8",
+    "cu_seqlens": "boundary",
+    "segments": "segment",
+    "position_ids": "int32",
+}
+DEFAULT_COLUMNS = tuple(COLUMNS)[:5]
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
 VIEW_COLUMNS = ("cu_seqlens", "segments")  # stored by a view; all others follow from these
 PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
 
-# The packing strategies and their aliases. The loops are in `_kernels/`; `packing/plan.py`
-# calls them. Adding one: CONTRIBUTING.md.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "best-fit": (),
-    "best-fit-decreasing": ("bfd", "obfd"),
-    "first-fit": ("ffd",),
-    "online-best-fit": ("bf",),
-    "online-first-fit": ("ff",),
-    "worst-fit": ("wf",),
-    "first-fit-shuffle": ("ffs",),
-    "next-fit": ("nf",),
-    "harmonic": ("hk",),
-    "mffd": (),
-    "wrap": ("wrapped",),
-}
-NAMES = tuple(ALIASES)
-_KEEPS_ORDER = ("next-fit", "wrap")
-_TAKES_INPUT_ORDER = (
-    *_KEEPS_ORDER, "online-best-fit", "online-first-fit", "worst-fit", "harmonic",
-)  # fmt: skip
+
+class Strategy(NamedTuple):
+    """A packing strategy, as far as options and plans have to know it.
+
+    aliases          other names
+    kernel           function of `_kernels/one_by_one.pyx` that chooses a row for each document;
+                     "" if `packing/plan.py` has a planner for the strategy
+    order            in which documents are placed: "input", "seeded" or "longest first"
+    keeps_order      rows hold the documents in input order, so that a shuffle would undo it
+    allows_limit     rows may be closed by --max-segments-per-row
+    allows_balance   rows may exchange documents, for --balance
+    """
+
+    aliases: tuple[str, ...] = ()
+    kernel: str = ""
+    order: str = "seeded"
+    keeps_order: bool = False
+    allows_limit: bool = True
+    allows_balance: bool = True
+
+
+# Adding one: CONTRIBUTING.md.
+STRATEGIES = {
+    "best-fit": Strategy(),
+    "best-fit-decreasing": Strategy(("bfd", "obfd")),
+    "first-fit": Strategy(("ffd",), "first_fit", "longest first"),
+    "online-best-fit": Strategy(("bf",), "best_fit", "input"),
+    "online-first-fit": Strategy(("ff",), "first_fit", "input"),
+    "worst-fit": Strategy(("wf",), "worst_fit", "input"),
+    "first-fit-shuffle": Strategy(("ffs",), "first_fit"),
+    "next-fit": Strategy(("nf",), "next_fit", "input", keeps_order=True, allows_balance=False),
+    "harmonic": Strategy(("hk",), order="input", allows_balance=False),
+    "mffd": Strategy(allows_limit=False),
+    # next fit over pieces that `packing/fitting.py` cuts where rows end
+    "wrap": Strategy(
+        ("wrapped",), "next_fit", "input",
+        keeps_order=True, allows_limit=False, allows_balance=False,
+    ),
+}  # fmt: skip
+ALIASES = {name: strategy.aliases for name, strategy in STRATEGIES.items()}
+NAMES = tuple(STRATEGIES)
 
 
 def canonical_name(name: str) -> str:
@@ -73,12 +102,12 @@ def canonical_name(name: str) -> str:
 
 def keeps_order(name: str) -> bool:
     """Tell if rows hold the documents in input order, so that a shuffle would undo it."""
-    return name in _KEEPS_ORDER
+    return STRATEGIES[name].keeps_order
 
 
 def takes_input_order(name: str) -> bool:
     """Tell if documents are placed in input order, rather than in a seeded order or by length."""
-    return name in _TAKES_INPUT_ORDER
+    return STRATEGIES[name].order == "input"
 
 
 # How much of each source there is
@@ -340,18 +369,12 @@ class PackConfig(DocumentConfig):
         return super().as_json() | {"columns": list(self.columns)}
 
 
-# Strategies whose guarantees need these options to be off.
-_UNLIMITED, _UNBALANCED = ("wrap", "mffd"), (*_KEEPS_ORDER, "harmonic")
-
-
 def _row_rules(options: Any) -> Iterator[Rule]:
     """Yield rules for options of rows. `options`: a `PackConfig`, or an object with its names."""
-    most, strategy = options.max_segments_per_row, options.strategy
-    named, is_balanced = f"--strategy {strategy}", options.balance != "none"
-    yield mutually_exclusive(
-        "--max-segments-per-row", most is not None, named, strategy in _UNLIMITED
-    )
-    yield mutually_exclusive("--balance", is_balanced, named, strategy in _UNBALANCED)
+    named, strategy = f"--strategy {options.strategy}", STRATEGIES[options.strategy]
+    is_limited, is_balanced = options.max_segments_per_row is not None, options.balance != "none"
+    yield mutually_exclusive("--max-segments-per-row", is_limited, named, not strategy.allows_limit)
+    yield mutually_exclusive("--balance", is_balanced, named, not strategy.allows_balance)
     length, multiple = options.max_length, options.segment_multiple
     excess = length % multiple
     yield (

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from packer_cli._kernels import best_fit, one_by_one, plans
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.options.options import (
+    STRATEGIES,
     checked_row_options,
     checked_values,
     keeps_order,
@@ -322,19 +323,17 @@ def _by_row(row_of: Int32, visit: Int64 | None, rows: int) -> RowOrder:
     return RowOrder(order, row_offsets)
 
 
-# "wrap" is next fit over pieces that `fitting.cut_stream` cut at the rows' edges.
 _PLANNERS: dict[str, _Plan] = {
     "best-fit": _mixed_if_full,
     "best-fit-decreasing": _decreasing,
-    "first-fit": _in_order(one_by_one.first_fit, longest_first=True),
-    "online-best-fit": _in_order(one_by_one.best_fit),
-    "online-first-fit": _in_order(one_by_one.first_fit),
-    "worst-fit": _in_order(one_by_one.worst_fit),
-    "first-fit-shuffle": _in_order(one_by_one.first_fit),
-    "next-fit": _in_order(one_by_one.next_fit),
     "harmonic": _in_order(one_by_one.harmonic, HARMONIC_CLASSES),
     "mffd": _mffd,
-    "wrap": _in_order(one_by_one.next_fit),
+} | {
+    name: _in_order(
+        getattr(one_by_one, strategy.kernel), longest_first=strategy.order == "longest first"
+    )
+    for name, strategy in STRATEGIES.items()
+    if strategy.kernel
 }
 
 

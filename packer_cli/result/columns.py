@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS, PackConfig
+from packer_cli.options.options import COLUMNS, PADDED_BOUNDARIES, VIEW_COLUMNS, PackConfig
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import FORMAT_VERSION, Measured
@@ -28,12 +28,8 @@ from packer_cli.result.manifest import TOKENIZED
 
 _BATCH_TOKENS = 1 << 20  # a record batch of 4 to 9 MB: small buffers, still cheap to index
 _VIEW_BATCH_ROWS = 1 << 16
-PADDED = {  # columns padded to max_length, with the types of their values
-    "input_ids": np.int32,
-    "labels": np.int32,
-    "attention_mask": np.uint8,
-    "position_ids": np.int32,
-}
+# columns padded to max_length, with the types of their values
+PADDED = {name: np.dtype(kind) for name, kind in COLUMNS.items() if kind in ("int32", "uint8")}
 PARTS = {"file": np.int32, "position": np.int64, "start": np.int32}  # of the column `segments`
 HASH_BYTES = 16
 INDEX_SCHEMA = pa.schema(

@@ -98,7 +98,7 @@ def test_tokens_and_labels_stay_together_in_windows_units_and_cuts(
     lines = [json.dumps(document) + "\n" for document in documents]
     Path("tokens.jsonl").write_text("".join(lines))
     config = PackConfig(
-        64, strategy=strategy, window_tokens=window, unit_bytes=unit, columns=COLUMNS,
+        64, strategy=strategy, window_tokens=window, unit_bytes=unit, columns=tuple(COLUMNS),
         max_segments_per_row=4 if strategy in LIMITABLE else None, segment_multiple=4,
         balance="attention" if strategy in BALANCED else "none",
     )  # fmt: skip
