@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -337,7 +338,45 @@ def _has_nulls(array: Any) -> bool:
     )
 
 
-class PackedDirectory(Stored):
+class RowReader(ABC):
+    """Rows by their numbers, of one result or of several."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Copy columns of rows 0 <= row < len(self), in the order given: arrays [b, max_length], or
+        `Lists`. The parts of `segments` are columns in its place, and may be named alone.
+        """
+
+    @abstractmethod
+    def _schema(self) -> Any:
+        """Return the Arrow schema of complete rows."""
+
+    def take(
+        self, rows: Iterable[int] | npt.NDArray[np.integer], columns: Sequence[str] | None = None
+    ) -> Any:
+        """Copy rows 0 <= row < len(self) into one complete record batch, in the order given.
+
+        `columns`: only these of the manifest's. Raises UsageError if `rows` are not whole numbers,
+        IndexError if one is out of range, and as `gather`.
+        """
+        is_plain = hasattr(rows, "__iter__") and not hasattr(rows, "__array__")
+        numbers = np.asarray([*rows] if is_plain else rows)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            shape = f"shape {numbers.shape}, {numbers.dtype}"
+            raise UsageError(f"rows: {shape}, expected row numbers", "give a list of integers")
+        if len(wrong := numbers[(numbers < 0) | (numbers >= len(self))]):
+            raise IndexError(f"row {wrong[0]} of {len(self)}")
+        kinds = self._schema()
+        if columns is not None:
+            kept = [kinds.field(name) for name in kinds.names if name in columns]
+            kinds = pa.schema(kept, metadata=kinds.metadata)
+        return as_batch(self.gather(numbers.astype(np.int64), kinds.names), kinds)
+
+
+class PackedDirectory(Stored, RowReader):
     """A finished packed directory.
 
     Record batches are either as stored, or complete, with all columns of the manifest. They differ
@@ -404,33 +443,10 @@ class PackedDirectory(Stored):
             for name in names
         }
 
-    def take(
-        self, rows: Iterable[int] | npt.NDArray[np.integer], columns: Sequence[str] | None = None
-    ) -> Any:
-        """Copy rows 0 <= row < len(self) into one complete record batch, in the order given.
-
-        `columns`: only these of the manifest's. Raises UsageError if `rows` are not whole numbers,
-        IndexError if one is out of range, and as `gather`.
-        """
-        is_plain = hasattr(rows, "__iter__") and not hasattr(rows, "__array__")
-        numbers = np.asarray([*rows] if is_plain else rows)
-        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            shape = f"shape {numbers.shape}, {numbers.dtype}"
-            raise UsageError(f"rows: {shape}, expected row numbers", "give a list of integers")
-        if len(wrong := numbers[(numbers < 0) | (numbers >= len(self))]):
-            raise IndexError(f"row {wrong[0]} of {len(self)}")
-        kinds = self._schema()
-        if columns is not None:
-            kept = [kinds.field(name) for name in kinds.names if name in columns]
-            kinds = pa.schema(kept, metadata=kinds.metadata)
-        return as_batch(self.gather(numbers.astype(np.int64), kinds.names), kinds)
-
     def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
-        """Copy columns of rows 0 <= row < len(self), in the order given: arrays [b, max_length], or
-        `Lists`. The parts of `segments` are columns in its place, and may be named alone.
+        """Copy columns as in `RowReader`. The shards of these rows stay mapped. Threads may share it.
 
-        The shards of these rows stay mapped. Threads may share it. Raises DataError for a shard
-        that is missing or damaged, ValueError for a row that is damaged.
+        Raises DataError for a shard that is missing or damaged, ValueError for a damaged row.
         """
         names = in_parts(columns) if "segments" in columns else columns
         mapped = self._mapped  # the same to the end, whatever other threads map
@@ -551,7 +567,7 @@ class CopiedDirectory(PackedDirectory):
                     fcntl.flock(file, fcntl.LOCK_UN)
 
 
-class Joined:
+class Joined(RowReader):
     """Several results as one, whose rows follow one another.
 
     firsts  int64[results + 1], the first row of each, and how many rows there are
@@ -581,12 +597,11 @@ class Joined:
         which = np.searchsorted(self.firsts, rows, side="right") - 1
         return rows - self.firsts[which], which
 
-    def take(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
-        """Copy columns that all results have of rows 0 <= row < len(self), in the order given, as
-        `PackedDirectory.gather` does.
+    def _schema(self) -> Any:
+        return self.parts[0]._schema()
 
-        Raises DataError for a damaged result.
-        """
+    def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Copy columns that all results have. Raises DataError for a damaged result."""
         numbers, which = self.places(rows)
         chosen = np.unique(which).tolist() or [0]
         places = [np.flatnonzero(which == result) for result in chosen]

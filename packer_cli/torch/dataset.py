@@ -174,7 +174,7 @@ class PackedDataset:
         """Copy rows into one tensor for each column."""
         numbers = self._numbers(rows)
         names = ["file" if name == SOURCE else name for name in self.columns]
-        values, kinds = self._results.take(numbers, names), dict[str, Any]()
+        values, kinds = self._results.gather(numbers, names), dict[str, Any]()
         for name, column in self._results.parts[0].facts.config.value_columns.items():
             if name in values:
                 kinds[name] = getattr(torch, "int32" if column.type == "uint16" else column.type)
