@@ -446,7 +446,8 @@ class PackedDirectory(Stored, RowReader):
     def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
         """Copy columns as in `RowReader`, and keep the shards of these rows mapped.
 
-        Threads may share it. Raises DataError for a shard that is missing or damaged, ValueError for a damaged row.
+        Threads may share it. Raises DataError for a shard that is missing or damaged, ValueError
+        for a damaged row.
         """
         names = in_parts(columns) if "segments" in columns else columns
         mapped = self._mapped  # the same to the end, whatever other threads map
