@@ -59,11 +59,11 @@ class Turn(NamedTuple):
 
 
 class Rendering:
-    """What a template makes of a conversation: its `text`, and what was noted while it was made."""
+    """The `text` of a conversation, with the places that were noted while it was rendered."""
 
     def __init__(self, pieces: list[str], marks: list[_Mark]) -> None:
-        """`pieces` of the text. Raises TypeError when one is no text, and UnicodeEncodeError when
-        one has half a surrogate pair, which UTF-8 cannot write.
+        """Join the `pieces` of the text. Raises TypeError if one is not a text, and
+        UnicodeEncodeError if one has half a surrogate pair, which UTF-8 cannot write.
         """
         self.text = "".join(pieces)
         if not self.text.isascii():
@@ -104,10 +104,13 @@ class Rendering:
 
 class ChatTemplate:
     """A compiled template, with its syntax `tree` and the variables `known` to it beside those of a
-    rendering. `special_tokens`: bos_token and the like, as templates know them;
-    `arguments`: further variables, as `chat_template_kwargs` of transformers, which win over these.
+    rendering.
 
-    Raises UsageError for a template that does not compile.
+    special_tokens  bos_token and the like, as templates know them
+    arguments       further variables, like `chat_template_kwargs` of transformers, which win over
+                    these
+
+    Raises UsageError if the template does not compile.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class ChatTemplate:
         self.marks_generation = marks_generation(self.tree)
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
-        """A template of the same source, with other values of some variables."""
+        """Return a template of the same source, with other values of these variables."""
         other = copy(self)
         other.known = {**self.known, **arguments}
         return other
@@ -139,8 +142,8 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> Rendering:
-        """Raises RefusedError when the template does not accept the messages, whatever it fails
-        with, and UsageError when it needs a token that the tokenizer has not.
+        """Render messages. Raises RefusedError if the template fails on them in any way, and
+        UsageError if it needs a token that the tokenizer does not have.
         """
         template, pieces, marks = self.compiled, list[str](), list[_Mark]()
         variables = {
@@ -170,29 +173,29 @@ class ChatTemplate:
             raise RefusedError(f"the chat template fails on it: {cut(str(error))}") from error
 
 
-# -- What templates run in
+# -- The sandbox
 
 
 def environment(kind: type[Sandbox] | None = None) -> jinja2.Environment:
-    """What templates are compiled in."""
-    made = (kind or Sandbox)(
+    """Return the sandbox in which templates are compiled."""
+    sandbox = (kind or Sandbox)(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
-    made.filters["tojson"] = _tojson
-    made.globals |= {
+    sandbox.filters["tojson"] = _tojson
+    sandbox.globals |= {
         "raise_exception": _raise_exception, "strftime_now": FIXED_DATE.strftime, "dict": _Dict(),
     }  # fmt: skip
-    # random: other text every time, and as much of it as the template asks for
-    del made.globals["lipsum"], made.filters["random"]
-    return made
+    # these are random: they give another text every time
+    del sandbox.globals["lipsum"], sandbox.filters["random"]
+    return sandbox
 
 
 @contextmanager
 def refusing_to_compile() -> Iterator[None]:
-    """UsageError for whatever a template's source fails with: brackets and blocks that Python finds
-    nested too deeply, `break` outside a loop, a constant too long to be written.
+    """Raise UsageError for any failure of a template's source, such as brackets nested too deeply
+    for Python, `break` outside a loop, or a constant that is too long.
     """
     try:
         yield
@@ -295,10 +298,9 @@ _WRITING: Any = (nodes.Output, nodes.CallBlock, nodes.FilterBlock)
 
 
 def _mark_loops(node: nodes.Node, numbers: Iterator[int]) -> None:
-    """Have every loop announce its turns.
+    """Make every loop note its turns.
 
-    What is written inside macros and the like is put into the text later, so positions mean
-    nothing there.
+    Texts of macros and the like are put into the text later, so places have no meaning there.
     """
     if isinstance(node, nodes.Macro | nodes.CallBlock | nodes.FilterBlock | nodes.AssignBlock):
         if marks_generation(node):
@@ -324,7 +326,7 @@ def _mark_loops(node: nodes.Node, numbers: Iterator[int]) -> None:
 
 
 def _indexed_list(loop: nodes.For) -> list[nodes.Expr]:
-    """[the list] that a loop over indices takes its messages from, [] when there is none."""
+    """Return [the list] that a loop over indices takes its messages from; [] if there is none."""
     index = getattr(loop.target, "name", None)
     for item in loop.find_all(nodes.Getitem):
         is_index = isinstance(item.arg, nodes.Name) and item.arg.name == index
@@ -334,7 +336,7 @@ def _indexed_list(loop: nodes.For) -> list[nodes.Expr]:
 
 
 def marks_generation(node: nodes.Node) -> bool:
-    """Whether a template, or a part of one, has `{% generation %}` tags."""
+    """Tell whether a template, or a part of one, has `{% generation %}` tags."""
     calls: Iterator[Any] = filter(_is_mark, node.find_all(nodes.Call))
     return any(call.args[0].value == BEGIN for call in calls)
 

@@ -123,21 +123,21 @@ class Composer:
                 specials += len(spelled)
                 if spelled and self.specials.policy == "error":
                     raise _ContentError(spelled_out(spelled[0]), SPELLED_OUT_TIP)
-                made = self._documents(parsed)
-                if made[-1].left_out and self.config.on_unshown == "error":
-                    raise _ContentError(_unshown_text(made[-1]), UNSHOWN_TIP)
-                self._count_unread(fields, made[-1], unread)
-                made_values = [
-                    _values_of(document, self.config) for document in made if of_messages
+                parts = self._documents(parsed)
+                if parts[-1].left_out and self.config.on_unshown == "error":
+                    raise _ContentError(_unshown_text(parts[-1]), UNSHOWN_TIP)
+                self._count_unread(fields, parts[-1], unread)
+                part_values = [
+                    _values_of(document, self.config) for document in parts if of_messages
                 ]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or FIX
                 bad.append(BadRecord(position, str(error), tip))
                 continue
-            documents += made
-            values += made_values
-            numbers += [number] * len(made)
-            positions += [position] * len(made)
+            documents += parts
+            values += part_values
+            numbers += [number] * len(parts)
+            positions += [position] * len(parts)
         if self.config.turns == "each":
             conversations = [document.conversation for document in documents]
             turns = [talk.turn or 0 if talk else 0 for talk in conversations]
@@ -408,7 +408,7 @@ def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> Int3
 
 def _of_messages(config: DocumentConfig) -> list[ValueColumn]:
     """Return the columns of values that messages have."""
-    return [one for one in config.value_columns.values() if one.of == MESSAGE]
+    return [column for column in config.value_columns.values() if column.of == MESSAGE]
 
 
 def values_of_messages(documents: list[Document], config: DocumentConfig) -> Columns:
@@ -423,18 +423,21 @@ def _values_of(document: Document, config: DocumentConfig) -> Columns:
     """Return the values of messages of one document, as `values_of_messages`."""
     spans = [None] if document.spans is None else document.spans
     columns = _of_messages(config)
-    values = {one.name: np.zeros((len(spans), *one.dtype.shape), one.dtype.base) for one in columns}
+    values = {
+        column.name: np.zeros((len(spans), *column.dtype.shape), column.dtype.base)
+        for column in columns
+    }
     messages = document.conversation.messages if document.conversation else []
-    nobody: list[int | None] = [None] * len(spans)  # there are no messages
-    speakers = document.speakers or nobody
-    for at, number in enumerate(speakers):
+    no_messages: list[int | None] = [None] * len(spans)
+    for at, number in enumerate(document.speakers or no_messages):
         noted = {} if number is None else messages[number].get(VALUES, {})
-        for one in columns:
-            if one.name not in noted and one.default is not None:
-                values[one.name][at] = default_of(one)
+        for column in columns:
+            name = column.name
+            if name not in noted and column.default is not None:
+                values[name][at] = default_of(column)
                 continue
             try:
-                values[one.name][at] = value_of(one, noted.get(one.name), one.dtype.shape)
+                values[name][at] = value_of(column, noted.get(name), column.dtype.shape)
             except ValueError as error:
                 where = "" if number is None else f"message {number}: "
                 raise MalformedError(f"{where}{error}") from error

@@ -202,8 +202,8 @@ class Naming:
 
 
 def with_noted(messages: Any, names: Collection[str]) -> Any:
-    """Messages with what these names say of each as a note, VALUES, too, which no template sees. A
-    flag among them says whether a message is trained on: where its value is not 0.
+    """Note the values of these names in messages, under VALUES, which no template gets. A message
+    is trained on if the flags among them are not 0.
     """
     if isinstance(messages, str):
         with suppress(*_JSON_ERRORS):
@@ -212,14 +212,14 @@ def with_noted(messages: Any, names: Collection[str]) -> Any:
         return messages
     messages = [*map(_decoded, messages)]
     noted = list[Any]()
-    for one in messages:
-        if isinstance(one, dict) and not one.keys().isdisjoint(names):
-            values = {name: one[name] for name in names if name in one}
+    for message in messages:
+        if isinstance(message, dict) and not message.keys().isdisjoint(names):
+            values = {name: message[name] for name in names if name in message}
             flags = {name: bool(value) for name, value in values.items()
                      if name in _FLAGS and type(value) in (int, float)}  # fmt: skip
-            noted.append(one | flags | {VALUES: values})
+            noted.append(message | flags | {VALUES: values})
         else:
-            noted.append(one)
+            noted.append(message)
     return noted
 
 

@@ -305,11 +305,11 @@ def kinds_of(messages: list[_Message]) -> tuple[object, ...]:
     """
     if len(_kinds) > _MOST_KNOWN:
         _kinds.clear()
-    kinds: tuple[object, ...] = texts.kinds_of(messages, _kinds, _made)
+    kinds: tuple[object, ...] = texts.kinds_of(messages, _kinds, _new_kind)
     return kinds
 
 
-def _made(message: _Message, key: Any) -> object:
+def _new_kind(message: _Message, key: Any) -> object:
     """Return the kind of a message that has this key; None: one that `texts` does not know."""
     if key is None:
         reasoning = tuple(_look(message.get(name), None) for name in REASONING)

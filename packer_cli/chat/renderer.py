@@ -119,13 +119,13 @@ class Renderer:
             raise RefusedError(f"{ARGUMENTS}.{wrong}")
         template = self._template.with_arguments(arguments)
         try:
-            made = Renderer(template, self._config, ends_matter=self._ends_matter)
+            renderer = Renderer(template, self._config, ends_matter=self._ends_matter)
         except UsageError as error:
             raise RefusedError(f"with its {ARGUMENTS}: {error.message}") from error
         if len(self._others) >= _MOST_KEPT:
             self._others.clear()
-        self._others[key] = made
-        return made
+        self._others[key] = renderer
+        return renderer
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""

@@ -153,28 +153,28 @@ class TraceEncoder:
         compared = [_hashed(position) < share for position in records.positions.tolist()]
         kept = np.arange(len(fields))
         try:
-            made, documents = self._documents(fields, compared)
+            branches, documents = self._documents(fields, compared)
         except _REASONS:
             faults = [self._fault(record) for record in fields]
             kept = np.flatnonzero([fault is None for fault in faults])
             bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", _FIX))
                     for at, fault in enumerate(faults) if fault is not None]  # fmt: skip
             bad.sort(key=lambda one: one.position)
-            made, documents = self._documents(
+            branches, documents = self._documents(
                 [fields[at] for at in kept], [compared[at] for at in kept]
             )
-        positions = records.positions[kept[made.record]]
+        positions = records.positions[kept[branches.record]]
         records = replace(records, positions=positions, fields=None, documents=documents, bad=bad)
         batch, bad, counts = self._encode(records, file)
-        counts.add(made.counts)
-        counts.compared_branches = len(made.talks)
+        counts.add(branches.counts)
+        counts.compared_branches = len(branches.talks)
         counts.drifted_branches = sum(
             not self._gives(
                 batch.token_ids[batch.offsets[number] : batch.offsets[number + 1]], talk
             )
-            for number, talk in made.talks.items()
+            for number, talk in branches.talks.items()
         )
-        position = turn_position(batch.position, np.array(made.number, np.int64))
+        position = turn_position(batch.position, np.array(branches.number, np.int64))
         return Encoded(batch.beside({}, {POSITION: position}), bad, counts)
 
     def _fault(self, record: _Record) -> Exception | None:
@@ -198,8 +198,8 @@ class TraceEncoder:
             text = self._render(conversation).text if conversation else ""
         except (RefusedError, UndecidableError, ValueError):
             return False
-        made = self._tokenizer.encode_bare([text])[0]
-        return np.array_equal(made[: len(ids)], ids)
+        rendered = self._tokenizer.encode_bare([text])[0]
+        return np.array_equal(rendered[: len(ids)], ids)
 
     # -- A record to its branches
 
@@ -207,7 +207,7 @@ class TraceEncoder:
         self, fields: Sequence[_Record], compared: Sequence[bool]
     ) -> tuple[_Branches, Documents]:
         """Return the branches of records, and their tokens with values. Raises _REASONS."""
-        made = _Branches()
+        branches = _Branches()
         for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
             number = 0
             for where, trace, nodes in self._traces(record, is_compared):
@@ -216,27 +216,30 @@ class TraceEncoder:
                 if number > MOST_TURNS:
                     raise _TraceError(f"{number:,} branches, expected at most {MOST_TURNS:,}")
                 if not self._is_wanted(trace, record):
-                    made.counts.filtered_traces += 1
+                    branches.counts.filtered_traces += 1
                     continue
                 values = {
                     one.name: self._value(one, trace, record, where) for one in self._of_records
                 }
-                base = len(made.nodes)
-                made.names.append(where)
-                made.firsts.append(base)
-                made.nodes += nodes
+                base = len(branches.nodes)
+                branches.names.append(where)
+                branches.firsts.append(base)
+                branches.nodes += nodes
                 for at, path in enumerate(paths):
                     talk = [getattr(nodes[node], "message", None) for node in path]
                     if is_compared and None not in talk:
-                        made.talks[len(made.number)] = talk, self._found("tools", trace, record)
-                    made.entries += [base + node for node in path]
-                    made.sizes.append(len(path))
-                    made.record.append(index)
-                    made.number.append(first + at)
-                    made.values.append(values)
-                made.counts.traces += 1
-                made.counts.branches += len(paths)
-        return made, self._tokens(made)
+                        branches.talks[len(branches.number)] = (
+                            talk,
+                            self._found("tools", trace, record),
+                        )
+                    branches.entries += [base + node for node in path]
+                    branches.sizes.append(len(path))
+                    branches.record.append(index)
+                    branches.number.append(first + at)
+                    branches.values.append(values)
+                branches.counts.traces += 1
+                branches.counts.branches += len(paths)
+        return branches, self._tokens(branches)
 
     def _field(self, own: str, record: _Record) -> Any:
         """Return a field of the shape; None if the record does not have it."""
@@ -351,52 +354,54 @@ class TraceEncoder:
 
     # -- Branches to tokens
 
-    def _tokens(self, made: _Branches) -> Documents:
-        """Return the tokens of all branches, with values. Raises _REASONS. OUT made.counts."""
-        entries = np.array(made.entries, np.int64)
-        ids, mask, sizes = _ids_of(made)
+    def _tokens(self, branches: _Branches) -> Documents:
+        """Return the tokens of all branches, with values. Raises _REASONS. OUT branches.counts."""
+        entries = np.array(branches.entries, np.int64)
+        ids, mask, sizes = _ids_of(branches)
         starts, lengths = offsets_of(sizes), sizes[entries]
         ends = offsets_of(lengths)
         index = np.repeat(starts[entries] - ends[:-1], lengths) + np.arange(ends[-1])
         is_first = np.zeros(len(entries), bool)
         is_first[np.unique(entries, return_index=True)[1]] = True
         own = np.repeat(is_first, lengths)
-        made.counts.shared_tokens = int(lengths[~is_first].sum())
-        offsets = ends[offsets_of(made.sizes)]
+        branches.counts.shared_tokens = int(lengths[~is_first].sum())
+        offsets = ends[offsets_of(branches.sizes)]
         of_tokens, of_branches = dict[str, _Array](), dict[str, _Array]()
         trained = np.zeros(len(ids), bool)
         for one in self._weights:
-            weights = self._weights_of(one.name, made, mask, starts)
+            weights = self._weights_of(one.name, branches, mask, starts)
             trained |= weights != 0
             of_tokens[one.name] = np.where(own, stored(one, weights)[index], one.dtype.type(0))
         for one in self._sampled:
             spread = np.zeros(len(ids), one.dtype)
-            spread[mask] = stored(one, self._spread(one.name, made, mask, starts))
+            spread[mask] = stored(one, self._spread(one.name, branches, mask, starts))
             of_tokens[one.name] = spread[index]
         for one in self._of_records:
-            of_branches[one.name] = np.empty((len(made.values), *one.dtype.shape), one.dtype.base)
-            for branch, values in enumerate(made.values):
+            of_branches[one.name] = np.empty(
+                (len(branches.values), *one.dtype.shape), one.dtype.base
+            )
+            for branch, values in enumerate(branches.values):
                 of_branches[one.name][branch] = values[one.name]
         flags = (trained[index] & own).astype(np.uint8)
         return Documents.of(ids[index], offsets, flags).beside(of_tokens, of_branches)
 
-    def _spread(self, name: str, made: _Branches, mask: _Array, starts: Int64) -> _Array:
+    def _spread(self, name: str, branches: _Branches, mask: _Array, starts: Int64) -> _Array:
         """Return the values of all sampled tokens, float64."""
-        values = [getattr(node, name) or () for node in made.nodes]
+        values = [getattr(node, name) or () for node in branches.nodes]
         counts = np.diff(offsets_of(mask)[starts])
         for node in np.flatnonzero(counts != [*map(len, values)]).tolist():
-            place, count = made.place(node), int(counts[node])
+            place, count = branches.place(node), int(counts[node])
             values[node] = values[node] or self._missing(name, count, place)
             what = "mask, of those that are true,"
             _check_length(place, name, len(values[node]), count, what)
         return np.fromiter(chain.from_iterable(values), np.float64, int(counts.sum()))
 
-    def _weights_of(self, name: str, made: _Branches, mask: _Array, starts: Int64) -> _Array:
+    def _weights_of(self, name: str, branches: _Branches, mask: _Array, starts: Int64) -> _Array:
         """Return the weights of all tokens of nodes, float64."""
         weights = mask.astype(np.float64)
-        edges = pairwise([*made.firsts, len(made.nodes)])
-        for where, (begin, end) in zip(made.names, edges, strict=True):
-            by_node = (node.loss_weights or {} for node in made.nodes[begin:end])
+        edges = pairwise([*branches.firsts, len(branches.nodes)])
+        for where, (begin, end) in zip(branches.names, edges, strict=True):
+            by_node = (node.loss_weights or {} for node in branches.nodes[begin:end])
             streams = {
                 name
                 for of_node in by_node
@@ -406,12 +411,12 @@ class TraceEncoder:
             stream = self._stream(name, sorted(streams), where)
             for node in range(begin, end) if stream is not None else ():
                 masked = weights[starts[node] : starts[node + 1]]
-                values = (made.nodes[node].loss_weights or {}).get(stream)
+                values = (branches.nodes[node].loss_weights or {}).get(stream)
                 if values is not None:
-                    _check_length(made.place(node), name, len(values), len(masked), "token_ids")
+                    _check_length(branches.place(node), name, len(values), len(masked), "token_ids")
                     masked[:] = values
                 elif masked.any():
-                    masked *= self._missing(name, int(masked.sum()), made.place(node))[0]
+                    masked *= self._missing(name, int(masked.sum()), branches.place(node))[0]
         return weights
 
 
@@ -467,8 +472,8 @@ class _Flat(msgspec.Struct):
 def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
     """Return the nodes of a trace with the further fields `names`. Raises ValueError."""
     kind, decode = _node_type(tuple(names), msgspec.Raw if isinstance(value, msgspec.Raw) else Any)
-    made: list[Any] = _typed(value, kind, f"{where}: nodes", decode)
-    return made
+    nodes: list[Any] = _typed(value, kind, f"{where}: nodes", decode)
+    return nodes
 
 
 @lru_cache  # a class takes longer to make than a small file to read
@@ -493,16 +498,16 @@ def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any],
     return kind, msgspec.json.Decoder(kind).decode
 
 
-def _ids_of(made: _Branches) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
+def _ids_of(branches: _Branches) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
     """Return the ids of all nodes, whether each is sampled, and the number of ids of each node.
     Raises ValueError.
     """
-    ids, sizes = _lists_of("token_ids", _Ids, made)
-    marks, marked = _lists_of("mask", _Mask, made)
+    ids, sizes = _lists_of("token_ids", _Ids, branches)
+    marks, marked = _lists_of("mask", _Mask, branches)
     has_mask = marked > 0
-    has_mask |= np.fromiter((node.sampled for node in made.nodes), bool, len(made.nodes))
+    has_mask |= np.fromiter((node.sampled for node in branches.nodes), bool, len(branches.nodes))
     for node in np.flatnonzero((sizes == 0) | (has_mask & (marked != sizes))).tolist():
-        place = made.place(node)
+        place = branches.place(node)
         if not sizes[node]:
             raise _TraceError(f"{place} has no token_ids, expected those that the model saw")
         _check_length(place, "mask", int(marked[node]), int(sizes[node]), "token_ids")
@@ -511,9 +516,9 @@ def _ids_of(made: _Branches) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
     return ids, mask, sizes
 
 
-def _lists_of(name: str, kind: Any, made: _Branches) -> tuple[UInt32, Int64]:
+def _lists_of(name: str, kind: Any, branches: _Branches) -> tuple[UInt32, Int64]:
     """Return the values of a field of all nodes, and how many each node has. Raises ValueError."""
-    values = [getattr(node, name) for node in made.nodes]
+    values = [getattr(node, name) for node in branches.nodes]
     if all(type(one) is msgspec.Raw for one in values):
         text, sizes = b"".join(values), np.empty(len(values), np.int64)
         numbers = np.empty(len(text) // 2 + 1, np.uint32)
@@ -523,7 +528,7 @@ def _lists_of(name: str, kind: Any, made: _Branches) -> tuple[UInt32, Int64]:
         if count >= 0 and is_right:
             return numbers[:count], sizes
     lists = [
-        _typed(_plain(value) or [], kind, f"{made.place(number)}: {name}")
+        _typed(_plain(value) or [], kind, f"{branches.place(number)}: {name}")
         for number, value in enumerate(values)
     ]
     sizes = np.array([*map(len, lists)], np.int64)

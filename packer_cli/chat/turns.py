@@ -58,7 +58,7 @@ class AssistantSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class TemplateBehavior:
-    """How a template renders a conversation, learned from its probe.
+    """Behavior of a template for a conversation, learned from its probe.
 
     refusal    why the template does not render it; "" if it does, else all that follows is empty
     missing    pieces that the text leaves out
@@ -86,7 +86,7 @@ class ProbeResult(NamedTuple):
 
 
 class Structures:
-    """What one template with the same arguments does with conversations, by their structures.
+    """Behaviors of one template with the same arguments, by structures of conversations.
 
     mentions  names and texts in the template: it reads no other key
     talk      a question and its answer; tools: those that they take
@@ -163,7 +163,7 @@ class Structures:
         return TemplateBehavior(uses=uses)
 
     def _uses(self, probe: Probe) -> Uses:
-        """How the template uses the words of messages and tools."""
+        """Note how the template uses the words of messages and tools."""
         uses = Uses(self._fields)
         messages, tools = uses.watch_messages(probe.messages), uses.watch(probe.tools)
         template = watching(self.template)
@@ -633,13 +633,13 @@ class _Learner:
         return last
 
     def _place(self, mark: str, limit: int) -> int | None:
-        """Where the last such mark before `limit` ends in the whole text; 0 without a mark."""
+        """Find the end of the last such mark before `limit` in the whole text; 0 without a mark."""
         begin = self._text.rfind(mark, 0, limit) if mark else 0
         return None if begin < 0 else begin + len(mark)
 
 
 def _after(mark: str, text: str) -> str:
-    """What follows the last such mark in a text that has it; all of it without a mark."""
+    """Return the text after the last such mark; all of it without a mark."""
     return text[text.rfind(mark) + len(mark) :] if mark else text
 
 
@@ -695,9 +695,9 @@ def _question(
 
 
 def _generation_prompt(plain: str, prompted: str, answered: Rendering) -> tuple[str, bool]:
-    """(what the template writes before the assistant's own words, whether only if asked to).
+    """Return (the text before the assistant's words, whether the template writes it as a prompt).
 
-    The first is "" if that is nothing; templates that cannot be asked write it in any turn.
+    The text is "" if there is none; templates without prompts write it in turns alone.
     """
     prompt = prompted[common_prefix(plain, prompted) :]  # what ends a text may be left out of it
     if prompt.strip() or len(prompted) != len(plain):

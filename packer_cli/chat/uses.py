@@ -1,4 +1,4 @@
-"""How a template uses the words of a conversation, noted while it renders a probe.
+"""Find how a template uses the words of a conversation, while it renders a probe.
 
 Most templates only write words. Then the probe, which has marks in the place of words (probe.py),
 is rendered like its record. Others look for something: `/no_think` in a system message, the length

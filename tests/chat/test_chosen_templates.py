@@ -181,7 +181,8 @@ REFUSED: dict[str, tuple[Json, str, tuple[str, ...], int, tuple[str, ...]]] = {
         TWO, OPEN, (), 2,
         ("does not end the assistant's turn, where another turn follows", "--turn-end TOKEN",
          "--allow-open-turns")),
-    "prompts that end in nothing": (ASKED, OPEN, ("--prompt-template", "chat"), 2, ("does not end", "--turn-end")),
+    "prompts that end in nothing": (
+        ASKED, OPEN, ("--prompt-template", "chat"), 2, ("does not end", "--turn-end")),
     "a last turn without an end": (ONE, WITHOUT_LAST, (), 2, ("turn, the last one",)),
     "an empty end": (TWO, OPEN, ("--turn-end", ""), 2, ("--turn-end",)),
     "an end where all is trained on": (
