@@ -268,13 +268,33 @@ def test_the_examples_of_supervised_data_have_every_shape_and_option() -> None:
 
 
 def test_every_path_that_a_page_names_exists() -> None:
-    assert len(TREE) > 40
+    assert 20 < len(TREE) <= 40  # a screen
     assert [path for path in TREE if not (ROOT / path).exists()] == []
     path = r"`((?:packer_cli|_kernels|tests|benchmarks|docs|sample_data)/[\w/.-]*)`"
     for page in PAGES:
         if page.name != "CHANGELOG.md":
             named = re.findall(path, page.read_text())
             assert [name for name in named if not (ROOT / name).exists()] == [], page.name
+
+
+def test_the_way_of_a_record_names_functions_of_its_modules() -> None:
+    section = CONTRIBUTING.split("## The way of one record")[1].split("\n## ")[0]
+    steps = re.findall(r"^\| `([\w/]+)\.py` \| `([\w.]+)` \|", section, re.M)
+    assert len(steps) == 10
+    for module, name in steps:
+        body: list[ast.stmt] = trees()[module.replace("/", ".")].body
+        for part in name.split("."):
+            found = [one for one in body if getattr(one, "name", None) == part]
+            assert found, (module, name)
+            body = getattr(found[0], "body", [])
+
+
+def test_contributing_names_at_most_two_files_of_code_for_an_addition() -> None:
+    section = CONTRIBUTING.split("## To add something")[1].split("\n### ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| a")]
+    assert len(rows) > 10
+    files = [(row[0], re.findall(r"`((?:packer_cli|_kernels)/[\w/.]+)`", row[1])) for row in rows]
+    assert [row for row in files if len(row[1]) > 2] == []
 
 
 def test_contributing_has_the_tree_and_the_layers_of_the_imports() -> None:
