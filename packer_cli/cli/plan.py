@@ -69,12 +69,7 @@ class PlanOptions(PageOptions, ProgressOptions):
 def plan(
     inputs: Inputs,
     options: PlanOptions,
-    given: Annotated[
-        Values,
-        PackConfig,
-        TokenizerOptions,
-        EncodingOptions,
-    ],
+    given: Annotated[Values, PackConfig, TokenizerOptions, EncodingOptions],
 ) -> None:
     """Show what packer pack would make of data, without writing anything.
 

@@ -57,13 +57,10 @@ class ShowOptions(PageOptions, ViewOptions, StepOptions, ReportOptions):
         ),
     ] = None
     format: Annotated[
-        str | None,
-        Option(metavar="NAME", help="What its columns mean, as packer audit takes it."),
+        str | None, Option(metavar="NAME", help="What its columns mean, as packer audit takes it.")
     ] = None
     max_length: Annotated[
-        int | None,
-        whole(1, 1 << 24),
-        Option("--max-length", "-l", help="Tokens of its full rows."),
+        int | None, whole(1, 1 << 24), Option("--max-length", "-l", help="Tokens of its full rows.")
     ] = None
     step: Annotated[
         int | None,

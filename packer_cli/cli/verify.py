@@ -74,11 +74,7 @@ def verify(
     places = [Path(part) for part in splits_of(directory)] or [directory]
     findings_of = {
         place: check(
-            place,
-            encoding,
-            progress=not options.quiet,
-            tokens=options.tokens,
-            compare=compare,
+            place, encoding, progress=not options.quiet, tokens=options.tokens, compare=compare
         )
         for place in places
     }

@@ -189,8 +189,7 @@ class DocumentConfig(OptionGroup):
         ),
     ] = None
     eos_token: Annotated[
-        str | None,
-        Option(metavar="TOKEN", help="The EOS, where the tokenizer does not name one."),
+        str | None, Option(metavar="TOKEN", help="The EOS, where the tokenizer does not name one.")
     ] = None
     special_tokens_in_text: Annotated[
         str,
@@ -198,9 +197,7 @@ class DocumentConfig(OptionGroup):
         Option(help="What becomes of special tokens that a record's content spells out: {}."),
     ] = "keep"
     fim_rate: Annotated[
-        float,
-        SHARE,
-        Option(help="Share of texts rearranged to fill in the middle: 0.5 or 50%."),
+        float, SHARE, Option(help="Share of texts rearranged to fill in the middle: 0.5 or 50%.")
     ] = 0.0
     fim_spm_rate: Annotated[
         float, SHARE, Option(help="Share of these that have the suffix first.")

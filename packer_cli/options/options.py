@@ -135,9 +135,7 @@ class Amount(OptionGroup):
 
     name: Annotated[str, Option(help="What the source is called in all reports.")]
     weight: Annotated[
-        float | None,
-        WEIGHT,
-        Option(help="Its share, against the weights of other sources."),
+        float | None, WEIGHT, Option(help="Its share, against the weights of other sources.")
     ] = None
     epochs: Annotated[
         float | None,
@@ -255,9 +253,7 @@ class PackConfig(DocumentConfig):
         ),
     ]
     strategy: Annotated[
-        str,
-        choice(NAMES, aliases=ALIASES),
-        Option(help="How documents are put into rows: {}."),
+        str, choice(NAMES, aliases=ALIASES), Option(help="How documents are put into rows: {}.")
     ] = "best-fit"
     seed: Annotated[
         int,
@@ -303,14 +299,10 @@ class PackConfig(DocumentConfig):
     ] = DEFAULT_COLUMNS
     window_tokens: int | None = None
     max_segments_per_row: Annotated[
-        int | None,
-        whole(1, MAX_LENGTH_LIMIT),
-        Option(help="Close a row that has N segments."),
+        int | None, whole(1, MAX_LENGTH_LIMIT), Option(help="Close a row that has N segments.")
     ] = None
     segment_multiple: Annotated[
-        int,
-        COUNT,
-        Option(help="Pad every segment, inside its row, to a multiple of N tokens."),
+        int, COUNT, Option(help="Pad every segment, inside its row, to a multiple of N tokens.")
     ] = 1
     view: Annotated[
         bool,

@@ -255,8 +255,7 @@ class ValidationKeys(OptionGroup):
         None
     )
     sources: Annotated[
-        tuple[str, ...],
-        Option(help="Names of the sources that give documents. Default: all."),
+        tuple[str, ...], Option(help="Names of the sources that give documents. Default: all.")
     ] = ()
 
     def _rules(self) -> Iterator[Rule]:

@@ -56,8 +56,7 @@ class Locking(OptionGroup):
     """Locks of the output."""
 
     no_lock: Annotated[
-        bool,
-        Option(help="Go on where the file system has no locks; let no other run write there."),
+        bool, Option(help="Go on where the file system has no locks; let no other run write there.")
     ] = False
 
 
@@ -201,14 +200,10 @@ class StepOptions(OptionGroup):
     """Sizes of the steps of a training."""
 
     ranks: Annotated[
-        int | None,
-        COUNT,
-        Option(metavar="W", help="How many ranks share the rows of a step."),
+        int | None, COUNT, Option(metavar="W", help="How many ranks share the rows of a step.")
     ] = None
     micro_batches: Annotated[
-        int,
-        COUNT,
-        Option(metavar="M", help="With --ranks: micro-batches of a rank in a step."),
+        int, COUNT, Option(metavar="M", help="With --ranks: micro-batches of a rank in a step.")
     ] = 1
     batch_size: Annotated[
         int, COUNT, Option(metavar="B", help="With --ranks: rows in a micro-batch.")

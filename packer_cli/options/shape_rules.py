@@ -12,15 +12,7 @@ from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import Rule, mutually_exclusive, options_of, refuse
 from packer_cli.options.options import PackConfig
-from packer_cli.options.shapes import (
-    CONTEXT,
-    HISTORY,
-    REASONING,
-    SYSTEM,
-    TRACE,
-    Shape,
-    list_in,
-)
+from packer_cli.options.shapes import CONTEXT, HISTORY, REASONING, SYSTEM, TRACE, Shape, list_in
 from packer_cli.options.value_columns import MESSAGE, OF_MESSAGES
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"

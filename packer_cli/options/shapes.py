@@ -270,9 +270,7 @@ KINDS = {
 # Fields that no shape requires.
 OPTIONAL = frozenset(key for kind in KINDS.values() for key in kind.optional)
 # Traces have several forms.
-_FORMS = {
-    TRACE: (KINDS[TRACE], _of_traces("nodes"), _of_traces("prompt_ids", "completion_ids")),
-}
+_FORMS = {TRACE: (KINDS[TRACE], _of_traces("nodes"), _of_traces("prompt_ids", "completion_ids"))}
 # names that other tools have for shapes
 OTHER_NAMES = {
     "messages": ("openai", "chatml"),

@@ -29,13 +29,7 @@ from packer_cli.reports import Aligned, Cell, Report, Section, Table
 from packer_cli.reports.terminal import is_plain
 from packer_cli.result.columns import as_numbers, rows_of, segments_of, values_in
 from packer_cli.result.layout import short_name
-from packer_cli.result.opening import (
-    Origin,
-    Origins,
-    input_origin,
-    origin_as_json,
-    sound_rows,
-)
+from packer_cli.result.opening import Origin, Origins, input_origin, origin_as_json, sound_rows
 from packer_cli.result.reader import Joined, PackedDirectory
 from packer_cli.result.rules import sources_of
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens

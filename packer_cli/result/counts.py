@@ -360,11 +360,7 @@ class Counts(Totals):
 
     @classmethod
     def of_rows(
-        cls,
-        lengths: Int32 | Int64,
-        file: Int32 | Int64,
-        row_offsets: Int64,
-        max_length: int,
+        cls, lengths: Int32 | Int64, file: Int32 | Int64, row_offsets: Int64, max_length: int
     ) -> Counts:
         """Count rows by their segments, row after row: lengths and inputs."""
         ends = np.zeros(len(lengths) + 1, np.int64)

@@ -17,13 +17,7 @@ from packer_cli.options.options import MAX_LENGTH_LIMIT
 from packer_cli.options.shapes import prompt_templates, shape_named
 from packer_cli.result.counts import mixedness
 from packer_cli.result.layout import TEMPLATE
-from packer_cli.result.manifest import (
-    DOCUMENT_TOTALS,
-    Input,
-    Manifest,
-    Result,
-    shape_of,
-)
+from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result, shape_of
 from packer_cli.result.wording import percent, plural, unshown
 
 _SHARE = 0.01  # of tokens or documents: less is not worth a warning
