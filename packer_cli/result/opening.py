@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli import storage
-from packer_cli._kernels import filling, gathering
+from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_line
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
@@ -52,7 +52,7 @@ from packer_cli.result.reader import (
     in_parts,
 )
 from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources, segments_in
-from packer_cli.result.shard_writer import values_in_rows
+from packer_cli.result.shard_writer import fill_rows, values_in_rows
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -233,14 +233,10 @@ class View(PackedDirectory):
             raise pa.ArrowInvalid(f"row {rows[row]}: {text}")
         out: dict[str, Any] = {name: np.empty((len(rows), self.max_length), kind)
                for name, kind in PADDED.items() if name in columns}  # fmt: skip
-        padded = np.empty_like(boundaries) if config.segment_multiple > 1 else None
         order = np.arange(count)
-        trained = filling.fill_rows(
-            None, self._tokens.trained_of(number, start, length), address, length,
-            order, row_offsets, self.max_length, self.facts.pad_token_id,
-            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
-            out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
-            config.segment_multiple, padded, True,
+        filled = fill_rows(
+            out, None, self._tokens.trained_of(number, start, length), address, length,
+            order, row_offsets, config, self.facts.pad_token_id, by_address=True,
         )  # fmt: skip
         if any(name in self._columns for name in columns):
             pieces = Documents.of(None, offsets_of(length)).beside({}, {START: start})
@@ -249,10 +245,10 @@ class View(PackedDirectory):
                 of_segments = self._columns[name].is_of_segments
                 out[name] = Lists(values, row_offsets) if of_segments else values
         out["cu_seqlens"] = lists
-        if padded is not None:
-            out[PADDED_BOUNDARIES] = Lists(padded, lists.ends)
+        if filled.padded is not None:
+            out[PADDED_BOUNDARIES] = Lists(filled.padded, lists.ends)
         of_rows = {n: out[n] if n in out else mapped.gather(rows, n) for n in columns}
-        return of_rows, trained
+        return of_rows, filled.trained_tokens
 
 
 def _directories(

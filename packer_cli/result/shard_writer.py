@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,16 @@ from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Documents, Int32, Int64, UInt32, UInt64, bytes_of, value_bytes
+from packer_cli.records import (
+    Documents,
+    Int32,
+    Int64,
+    UInt8,
+    UInt32,
+    UInt64,
+    bytes_of,
+    value_bytes,
+)
 from packer_cli.result.columns import (
     HASH_BYTES,
     INDEX_SCHEMA,
@@ -255,24 +264,18 @@ class ShardWriter:
         self, documents: Documents, order: Int64, edges: Int64
     ) -> tuple[dict[str, Any], int]:
         """Return the columns of tokens and boundaries, and how many tokens are trained on."""
-        rows, multiple = len(edges) - 1, self._config.segment_multiple
+        rows = len(edges) - 1
         out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
-        boundaries = np.empty(int(edges[-1] - edges[0]) + rows, np.int32)
-        offsets = np.empty(rows + 1, np.int32)
-        padded_boundaries = np.empty_like(boundaries) if multiple > 1 else None
-        trained = filling.fill_rows(
-            documents.ids, documents.trained, documents.offsets[:-1], documents.lengths,
-            order, edges,
-            self._config.max_length, self._pad,
-            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
-            out.get("position_ids"), boundaries, offsets,
-            multiple, padded_boundaries,
+        filled = fill_rows(
+            out, documents.ids, documents.trained, documents.offsets[:-1], documents.lengths,
+            order, edges, self._config, self._pad,
         )  # fmt: skip
         columns = {name: fixed(self._schema.field(name).type, rows) for name, rows in out.items()}
-        for name, values in (("cu_seqlens", boundaries), (PADDED_BOUNDARIES, padded_boundaries)):
+        boundaries = (("cu_seqlens", filled.boundaries), (PADDED_BOUNDARIES, filled.padded))
+        for name, values in boundaries:
             if values is not None:
-                columns[name] = ragged(self._schema.field(name).type, offsets, [values])
-        return columns, trained
+                columns[name] = ragged(self._schema.field(name).type, filled.offsets, [values])
+        return columns, filled.trained_tokens
 
     def _references(
         self, documents: Documents, order: Int64, edges: Int64
@@ -295,6 +298,51 @@ class ShardWriter:
 
     def abandon(self) -> None:
         self._parts.abandon()
+
+
+class FilledRows(NamedTuple):
+    """Boundaries of rows that were filled: int32[segments + rows], row after row.
+
+    padded          with the padding between segments; None without a segment multiple
+    offsets         int32[rows + 1], where each row's boundaries begin
+    trained_tokens  how many tokens of the rows are trained on
+    """
+
+    boundaries: Int32
+    padded: Int32 | None
+    offsets: Int32
+    trained_tokens: int
+
+
+def fill_rows(
+    columns: Mapping[str, Any],
+    ids: UInt32 | None,
+    trained: UInt8 | None,
+    begin: Int64,
+    length: Int32,
+    order: Int64,
+    row_offsets: Int64,
+    config: PackConfig,
+    pad_token_id: int,
+    *,
+    by_address: bool = False,
+) -> FilledRows:
+    """Fill columns of `PADDED`, each [rows, max_length]: those of shards as well as of views. OUT
+    columns.
+
+    ids, trained, begin, length, by_address  as in `filling.fill_rows`
+    order, row_offsets                       as in `PlannedRows`
+    """
+    rows, multiple = len(row_offsets) - 1, config.segment_multiple
+    boundaries = np.empty(int(row_offsets[-1] - row_offsets[0]) + rows, np.int32)
+    padded = np.empty_like(boundaries) if multiple > 1 else None
+    offsets = np.empty(rows + 1, np.int32)
+    trained_tokens = filling.fill_rows(
+        ids, trained, begin, length, order, row_offsets, config.max_length, pad_token_id,
+        columns.get("input_ids"), columns.get("labels"), columns.get("attention_mask"),
+        columns.get("position_ids"), boundaries, offsets, multiple, padded, by_address,
+    )  # fmt: skip
+    return FilledRows(boundaries, padded, offsets, trained_tokens)
 
 
 def values_in_rows(
