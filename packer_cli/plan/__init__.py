@@ -55,7 +55,7 @@ from packer_cli.run.identity import RunPlan
 from packer_cli.run.pipeline import resolve_run
 from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
-from packer_cli.run.unit import NOWHERE, UnitContext, UnitMaker, UnitRows, pack_unit
+from packer_cli.run.unit import NOWHERE, UnitContext, UnitPacker, UnitRows, pack_unit
 
 _OF_SOURCE = ("documents", "tokens", "trained_tokens")  # figures of each source in rows
 _END = 8  # bytes of a shard after its last batch
@@ -427,7 +427,7 @@ def plan_part(
         pack_unit(unit, context, planner)
         return planner.plan()
 
-    planned = context.make(part.unit, plan)
+    planned = context.without_damaged(part.unit, plan)
     context.source.confirm()
     return planned
 
@@ -436,7 +436,7 @@ def _described(context: UnitContext, part: SamplePart) -> str:
     return context.described(part.unit)
 
 
-class PartPlanner(UnitMaker):
+class PartPlanner(UnitPacker):
     """Plans the rows of the documents of a part, with each of the configurations.
 
     A part is repeated to about the size of its unit, or of a small unit: the share of rows that are
@@ -444,18 +444,18 @@ class PartPlanner(UnitMaker):
     """
 
     def __init__(
-        self, job: UnitContext, configs: Sequence[PackConfig], part: SamplePart, full: float
+        self, context: UnitContext, configs: Sequence[PackConfig], part: SamplePart, full: float
     ) -> None:
-        super().__init__(part.unit, job)
+        super().__init__(part.unit, context)
         self._part, self._full = part, full
-        self._reader = self.read = PartReader(job.source.read, part)
+        self._reader = self.read = PartReader(context.source.read, part)
         self.is_sample = not part.is_work_unit
         # progress counts the tokens of one configuration
-        silent = job.silenced()
+        silent = context.silenced()
         self._planned = [PlannedTotals() for _ in configs]
         self._rows = [
-            UnitRows(part.unit, job if planned is self._planned[0] else silent, config,
-                     RowCounter(config, job, planned))
+            UnitRows(part.unit, context if planned is self._planned[0] else silent, config,
+                     RowCounter(config, context, planned))
             for config, planned in zip(configs, self._planned, strict=True)
         ]  # fmt: skip
         self._kept, self._read = list[Documents](), PlannedTotals()
@@ -465,8 +465,12 @@ class PartPlanner(UnitMaker):
         sizes = np.diff(batch.offsets)
         self._read.read_lengths += powers_histogram(sizes[sizes > 0])
         # rows are planned from lengths, and a window without tokens is small
-        trained, job = batch.trained, self.job
-        if trained is None and job.source.tokenized is None and job.run.shape.kind != "text":
+        trained, context = batch.trained, self.context
+        if (
+            trained is None
+            and context.source.tokenized is None
+            and context.run.shape.kind != "text"
+        ):
             # other batches may have untrained tokens
             trained = np.ones(int(batch.offsets[-1]), np.uint8)
         places = {name: batch.of_documents[name] for name in (FILE, POSITION, TURNS)
@@ -480,7 +484,7 @@ class PartPlanner(UnitMaker):
 
     def close(self) -> list[Shard]:
         if not self._part.is_work_unit and self._reader.weight:  # 0 if all is damaged
-            self._weight = self._reader.weight + self._part.weight_of(self.job.damaged)
+            self._weight = self._reader.weight + self._part.weight_of(self.context.damaged)
             self._copies = max(round(self._full / self._weight), 1)
         for batch in _repeated(self._kept, self._copies):
             for rows in self._rows:
@@ -521,12 +525,12 @@ class RowCounter:
 
     rows_at_once = 0  # no tokens are needed
 
-    def __init__(self, config: PackConfig, job: UnitContext, planned: PlannedTotals) -> None:
+    def __init__(self, config: PackConfig, context: UnitContext, planned: PlannedTotals) -> None:
         self._planned = planned
         self._batch, self._most = stored_batch_rows(config), config.shard_bytes
         if config.view:
             self._most = sys.maxsize
-        self._schema = stored_schema(config, job.pad_token_id, job.tokenizer_sha256)
+        self._schema = stored_schema(config, context.pad_token_id, context.tokenizer_sha256)
         self._size = lru_cache(1 << 16)(partial(_batch_bytes, self._schema))
         self._shards: list[Shard] = []
 

@@ -62,7 +62,7 @@ from packer_cli.tokenization.encoding import Read
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _WHOLE = -1  # the position of a bad record that is a whole file
 _HUGE = "the most is", "cut it in the input"
-_Made = TypeVar("_Made")
+_Packed = TypeVar("_Packed")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class UnitContext:
 
     folder     where a unit's files are written; NOWHERE: only figures are kept
     progress   gets figures of what is read and written
-    damaged    why inputs, by index, cannot be decoded: the unit is made without them
+    damaged    why inputs, by index, cannot be decoded: the unit is packed without them
     """
 
     run: RunPlan
@@ -102,20 +102,22 @@ class UnitContext:
         """Return a file beside a unit's shards."""
         return LazyFile(NOWHERE if self.folder == NOWHERE else self.folder / name)
 
-    def make(self, unit: WorkUnit, make: Callable[[WorkUnit, UnitContext], _Made]) -> _Made:
-        """Call `make` for a unit. If bad records are skipped and an input turns out to be damaged,
+    def without_damaged(
+        self, unit: WorkUnit, pack: Callable[[WorkUnit, UnitContext], _Packed]
+    ) -> _Packed:
+        """Call `pack` for a unit. If bad records are skipped and an input turns out to be damaged,
         call it again without that input, so that nothing depends on how much of it was readable.
         """
         self.damaged.clear()
         while True:
             try:
-                return make(unit, self)
+                return pack(unit, self)
             except _LeftOutError as error:
                 self.damaged[error.index] = error.reason
 
     def pack(self, unit: WorkUnit) -> UnitResult:
         """Write the unit's shards."""
-        return self.make(unit, pack_unit)
+        return self.without_damaged(unit, pack_unit)
 
     def pack_and_commit(self, unit: WorkUnit) -> UnitSummary:
         """Write the unit's shards, bring them to the disk, and write its record, last."""
@@ -215,7 +217,7 @@ class UnitResult:
     squared_lengths: LazyFile
 
 
-class UnitMaker:
+class UnitPacker:
     """Reads the documents of a unit, and makes shards of them.
 
     counts     totals of records, documents and rows
@@ -226,50 +228,50 @@ class UnitMaker:
 
     is_sample = False
 
-    def __init__(self, unit: WorkUnit, job: UnitContext) -> None:
-        self.unit, self.job, self.counts = unit, job, Counts()
-        self.read: Read = job.source.read
-        self.rejected = job.file(rejected_name(unit.index))
-        self.sums = job.file(squared_lengths_name(unit.index))
+    def __init__(self, unit: WorkUnit, context: UnitContext) -> None:
+        self.unit, self.context, self.counts = unit, context, Counts()
+        self.read: Read = context.source.read
+        self.rejected = context.file(rejected_name(unit.index))
+        self.sums = context.file(squared_lengths_name(unit.index))
 
     def add(self, batch: Documents) -> None:
         raise NotImplementedError
 
     def close(self) -> list[Shard]:
-        """Write what is left; the shards, whose trained tokens are counted."""
+        """Write what is left. Return the shards, whose trained tokens are counted."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Let go of files after a failure."""
+        """Close files after a failure."""
         self.rejected.abandon()
         self.sums.abandon()
 
     def documents(self) -> Iterator[Documents]:
-        """The unit's documents."""
-        tokenized = self.job.source.tokenized
+        """Yield the documents of the unit."""
+        tokenized = self.context.source.tokenized
         return self._encoded() if tokenized is None else self._tokenized(tokenized)
 
     def _encoded(self) -> Iterator[Documents]:
-        job = self.job
+        context = self.context
         left_out = set[int]()
         for part in self.unit.slices:
-            file = job.run.files[part.file]
-            if part.file in job.damaged:
+            file = context.run.files[part.file]
+            if part.file in context.damaged:
                 if part.file not in left_out:  # a sample has several slices of it
-                    self._reject(file, [BadRecord(_WHOLE, job.damaged[part.file])])
+                    self._reject(file, [BadRecord(_WHOLE, context.damaged[part.file])])
                     for figures in (self.counts, self.counts.file(file.index)):
                         figures.rejected_files += 1
                 left_out.add(part.file)
                 continue
             for records in self._decoded(file, part):
-                batch, bad, more = job.source.encode(records, file)
+                batch, bad, more = context.source.encode(records, file)
                 self.counts.add(more)
                 if bad:
                     self._reject(file, bad)
                 if records.empty:
                     for figures in (self.counts, self.counts.file(file.index)):
                         figures.empty_documents += records.empty
-                job.progress.read(records.consumed, len(batch.position))
+                context.progress.read(records.consumed, len(batch.position))
                 del records  # neither these nor their tokens are held while the next are read
                 if len(batch.position):
                     yield batch
@@ -277,17 +279,17 @@ class UnitMaker:
 
     def _tokenized(self, tokenized: TokenizedInputs) -> Iterator[Documents]:
         for batch in tokenized.read(self.unit):
-            self.job.progress.read(0, len(batch.position))
+            self.context.progress.read(0, len(batch.position))
             yield batch
-        self.job.progress.read(self.unit.weight, 0)
+        self.context.progress.read(self.unit.weight, 0)
 
     def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """The records of a slice. Raises _LeftOutError for an input that is to be left out."""
+        """Yield the records of a slice. Raises _LeftOutError for an input to be left out."""
         try:
             yield from self.read(file, part)
         except DamagedInputError as error:
             check_unchanged(file)  # a file being written to looks cut short; that is the cause
-            if self.job.run.config.on_error == "fail" or file.path == STDIN:
+            if self.context.run.config.on_error == "fail" or file.path == STDIN:
                 raise
             if not (part.is_whole or self.is_sample):  # others may have packed the rest of it
                 raise DataError(
@@ -298,7 +300,7 @@ class UnitMaker:
             raise _LeftOutError(part.file, reason) from error
 
     def _reject(self, file: InputFile, bad: list[BadRecord]) -> None:
-        if self.job.run.config.on_error == "fail":
+        if self.context.run.config.on_error == "fail":
             check_unchanged(file)  # a file being written to looks cut short; that is the cause
             place = reader_for(file.format).describe(file, bad[0].position)
             raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
@@ -310,20 +312,23 @@ class UnitMaker:
             figures.rejected_records += len(bad)
 
 
-def pack_unit(unit: WorkUnit, job: UnitContext, maker: UnitMaker | None = None) -> UnitResult:
-    """Read the unit's documents and write its shards, or have `maker` take them."""
-    if maker is None:
-        rows = isinstance(job.run.config, PackConfig)
-        maker = UnitRows(unit, job, job.run.row_config) if rows else UnitDocuments(unit, job)
+def pack_unit(
+    unit: WorkUnit, context: UnitContext, unit_packer: UnitPacker | None = None
+) -> UnitResult:
+    """Read the unit's documents and write its shards, or have `unit_packer` take them."""
+    if unit_packer is None and context.run.is_to_tokenize:
+        unit_packer = UnitDocuments(unit, context)
+    elif unit_packer is None:
+        unit_packer = UnitRows(unit, context, context.run.row_config)
     try:
-        for batch in maker.documents():
-            maker.add(batch)
+        for batch in unit_packer.documents():
+            unit_packer.add(batch)
             del batch  # the window holds what goes into rows, and frees it when written
-        shards = maker.close()
-        maker.rejected.close()
+        shards = unit_packer.close()
+        unit_packer.rejected.close()
     finally:
-        maker.abandon()
-    return UnitResult(unit, shards, maker.counts, maker.rejected, maker.sums)
+        unit_packer.abandon()
+    return UnitResult(unit, shards, unit_packer.counts, unit_packer.rejected, unit_packer.sums)
 
 
 class _LeftOutError(Exception):
@@ -334,43 +339,45 @@ class _LeftOutError(Exception):
         self.index, self.reason = index, reason
 
 
-def _refuse_longer(batch: Documents, job: UnitContext, most: int, most_is: str, tip: str) -> None:
+def _refuse_longer(
+    batch: Documents, context: UnitContext, most: int, most_is: str, tip: str
+) -> None:
     """Raise DataError for a document of more than `most` tokens."""
     document = first_overlong(batch.offsets, most)
     if document < 0:
         return
-    file = job.run.files[batch.file[document]]
-    position = record_position(int(batch.position[document]), job.run.config.turns)
+    file = context.run.files[batch.file[document]]
+    position = record_position(int(batch.position[document]), context.run.config.turns)
     place = reader_for(file.format).describe(file, position)
     length = batch.offsets[document + 1] - batch.offsets[document]
     what = f"the document has {length} tokens, {most_is} {most}"
     raise DataError(f"{file.path}, {place}: {what}", tip)
 
 
-class UnitDocuments(UnitMaker):
+class UnitDocuments(UnitPacker):
     """The documents of one unit, written as they come."""
 
-    def __init__(self, unit: WorkUnit, job: UnitContext) -> None:
-        super().__init__(unit, job)
-        columns = job.run.config.value_columns
+    def __init__(self, unit: WorkUnit, context: UnitContext) -> None:
+        super().__init__(unit, context)
+        columns = context.run.config.value_columns
         schema = documents_schema(
-            job.tokenizer_sha256,
-            has_trained=job.run.shape.kind != "text",
+            context.tokenizer_sha256,
+            has_trained=context.run.shape.kind != "text",
             columns=columns.values(),
         )
-        limit = job.run.config.shard_bytes
-        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, columns)
+        limit = context.run.config.shard_bytes
+        self._writer = DocumentWriter(context.folder, unit.index, limit, schema, columns)
 
     def add(self, batch: Documents) -> None:
         """Raises DataError for documents that are too long to number."""
-        _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
+        _refuse_longer(batch, self.context, MAX_DOCUMENT_TOKENS, *_HUGE)
         lengths = np.diff(batch.offsets)
         tokens = int(lengths.sum())
         self.counts.tokens += tokens
         self.counts.add_documents(batch.file, lengths, lengths)
         self.counts.add_turns(batch.of_documents.get(TURNS))
         self._writer.write(batch)
-        self.job.progress.wrote(tokens, tokens)
+        self.context.progress.wrote(tokens, tokens)
 
     def close(self) -> list[Shard]:
         shards = self._writer.close()
@@ -397,21 +404,25 @@ class RowWriter(Protocol):
     def abandon(self) -> None: ...
 
 
-class UnitRows(UnitMaker):
+class UnitRows(UnitPacker):
     """Plans and writes the rows of one unit, window by window.
 
     `cut_documents`: number of documents that are cut into several segments.
     """
 
     def __init__(
-        self, unit: WorkUnit, job: UnitContext, config: PackConfig, writer: RowWriter | None = None
+        self,
+        unit: WorkUnit,
+        context: UnitContext,
+        config: PackConfig,
+        writer: RowWriter | None = None,
     ) -> None:
         """`writer`: takes the rows instead of shards."""
-        super().__init__(unit, job)
+        super().__init__(unit, context)
         self._config = config
-        arrow = stored_schema(config, job.pad_token_id, job.tokenizer_sha256)
+        arrow = stored_schema(config, context.pad_token_id, context.tokenizer_sha256)
         self._writer = writer or ShardWriter(
-            job.folder, unit.index, config, arrow, job.pad_token_id
+            context.folder, unit.index, config, arrow, context.pad_token_id
         )
         self._window = Window(config, unit.index)
         self._stream_position = 0
@@ -454,14 +465,14 @@ class UnitRows(UnitMaker):
         self._writer.abandon()
 
     def _refuse_overlong(self, batch: Documents) -> None:
-        config, shape = self._config, self.job.run.shape
+        config, shape = self._config, self.context.run.shape
         if config.overlong == "error":
             others = "drop, truncate or truncate-turns" if shape.is_chat else "drop or truncate"
             others = others if shape.stays_whole else "split, truncate or drop"
             tip = f"choose --overlong {others}, or a larger --max-length"
-            _refuse_longer(batch, self.job, config.max_length, "--max-length is", tip)
+            _refuse_longer(batch, self.context, config.max_length, "--max-length is", tip)
         elif config.overlong in ("split", "split-text") or config.truncate_side != "right":
-            _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
+            _refuse_longer(batch, self.context, MAX_DOCUMENT_TOKENS, *_HUGE)
         # or else pieces begin at 0
 
     def _write(self, planned: PlannedRows) -> None:
@@ -477,7 +488,7 @@ class UnitRows(UnitMaker):
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
         self.counts.add(more)
-        self.job.progress.wrote(more.tokens, more.rows * max_length)
+        self.context.progress.wrote(more.tokens, more.rows * max_length)
 
     def _with_tokens(
         self, documents: Documents, order: Int64, row_offsets: Int64
@@ -485,7 +496,7 @@ class UnitRows(UnitMaker):
         """The rows as the writer takes them. Tokens that lie elsewhere are fetched a few rows at a
         time, so that a window holds none.
         """
-        step, tokenized = self._writer.rows_at_once, self.job.source.tokenized
+        step, tokenized = self._writer.rows_at_once, self.context.source.tokenized
         if documents.ids is not None or not step or tokenized is None:
             yield documents, order, row_offsets
             return
