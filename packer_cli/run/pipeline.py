@@ -101,12 +101,12 @@ def pack(
     _refuse_impossible(inputs, config, options, tokenizer_name)
     begin_stdin()
     notes = _HeldNotes(options.notify)
-    looking = replace(options, notify=notes.hold)
+    held = replace(options, notify=notes.hold)
     try:
         files = find_inputs(inputs, config, notes.hold)
         _refuse_inputs_inside(destination, files)
-        known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, looking)
-        run = resolve_run(files, config, tokenizer_name, looking, known)
+        known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, held)
+        run = resolve_run(files, config, tokenizer_name, held, known)
         choice_of(run.files, run.config)  # raises an error if a source has too little
     except PackerError:
         notes.give()
@@ -278,10 +278,10 @@ def _pack_in_workers(
 ) -> Generator[UnitSummary, None, None]:
     """Pack units in forked workers. Raises what packing a unit raises."""
     reporter = Reporter(options.notify, options.warn, progress)
-    heard = EncodingOptions(
+    encoding_options = EncodingOptions(
         options.workers, options.tokenizer_backend, reporter.notify, reporter.warn
     )
-    context = UnitContext(run, work, heard, reporter)
+    context = UnitContext(run, work, encoding_options, reporter)
     pool = Pool(
         context.pack_and_commit,
         workers=options.workers,
