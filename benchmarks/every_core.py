@@ -1,105 +1,86 @@
-"""What would keep more cores from packing faster: Python's lock, and memory.
+"""Do N workers use N cores? The parent's share of the processor time, and memory.
 
-Text (670 MB) and conversations (174 MB), llama3_1, L = 4096. py-spy samples which threads run and
-which of them holds the lock; the lock is shared by the workers of one process, at most four. What
-that leaves of N cores is estimated from the share by mean value analysis of four threads that each
-need the lock for that part of their time (Reiser and Lavenberg, 1980). Memory bandwidth and the
-disk are not in it. Memory is the proportional set size of all processes.
-Three minutes; shares hold on a busy machine, too, since both samples are taken there.
+Text (670 MB) and conversations (174 MB), llama3_1, L = 4096. The parent loads the tokenizer, hands
+out units and writes the manifest while its workers pack; what it takes beyond the start of a run of
+one record is the serial share, which limits how many cores help (Amdahl, 1967). Memory bandwidth
+and the disk are not in it. Memory is the proportional set size of all processes. Two minutes;
+shares hold on a busy machine, too.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import inputs
-from measuring import report, run, say, skip
-from runs import MAX_LENGTH, pack
+from measuring import Finished, report, say, skip
+from runs import pack
 from settings import Settings, from_environment
 
-MOST_LOCKED, MOST_MB = 0.01, 150
-SAMPLES_PER_SECOND = 200
-FEW, MANY, THREADS = 2, 16, 4
+MOST_SERIAL, MOST_MB = 0.04, 80
+FEW, MANY = 2, 16
+CORES = (16, 64)
 
 
-def locked_share(settings: Settings, files: Sequence[Path], options: Sequence[str]) -> float:
-    """How often a thread that packs holds the lock, of how often one runs."""
-    holding, running = (_samples(settings, files, options, flags) for flags in (["--gil"], []))
-    return holding / running
-
-
-def _samples(
-    settings: Settings, files: Sequence[Path], options: Sequence[str], flags: list[str]
-) -> int:
+def _packed(
+    settings: Settings, files: Sequence[Path], workers: int, options: Sequence[str] = ()
+) -> Finished:
     with inputs.Output(settings) as output:
-        stacks = output.with_name("stacks")
-        command: list[str | Path] = [_py_spy(settings), "record", *flags, "--threads", "--nolineno"]
-        command += ["--rate", str(SAMPLES_PER_SECOND), "--format", "raw", "--output", stacks, "--"]
-        command += [settings.packer, "pack", *files, "--max-length", str(MAX_LENGTH), *options]
-        command += ["--tokenizer", settings.tokenizer, "--workers", str(FEW), "--output", output]
-        run([*command, "--quiet"])
-        lines = [line.rpartition(" ") for line in stacks.read_text().splitlines()]
-    return sum(int(count) for stack, _, count in lines if "packer_" in stack.partition(";")[0])
+        every = ("--workers", str(workers), *options)
+        return pack(
+            settings, [*files], output, tokenizer=settings.tokenizer, options=every, watch=True
+        ).finished
 
 
-def _py_spy(settings: Settings) -> Path:
-    return settings.peers_python.with_name("py-spy")
-
-
-def speedup(share: float, threads: int) -> float:
-    """Of threads that need one lock for this share of their time, over one of them."""
-    waiting = 0.0  # threads at the lock, on average
-    for count in range(1, threads + 1):
-        at_lock = share * (1 + waiting)
-        rate = count / (1 - share + at_lock)
-        waiting = rate * at_lock
-    return rate
-
-
-def _report_lock(
-    settings: Settings, what: str, files: Sequence[Path], options: Sequence[str]
+def _report_serial_share(
+    settings: Settings, what: str, files: Sequence[Path], start: Path, options: Sequence[str] = ()
 ) -> None:
-    share = locked_share(settings, files, options)
+    small, large = (_packed(settings, some, FEW, options) for some in ([start], files))
+    serial = large.root_seconds - small.root_seconds
+    share = max(serial / (large.processor_seconds - small.processor_seconds), 0.0)
     say(f"{what}: {share:.1%}")
-    efficiency = speedup(share, THREADS) / THREADS
+    speedups = [1 / (share + (1 - share) / cores) for cores in CORES]
+    follows = ", ".join(f"{s:.0f} x with {n}" for s, n in zip(speedups, CORES, strict=True))
     report(
-        f"{what}: time with Python's lock held, of a process's own",
-        f"<= {MOST_LOCKED:.0%}",
-        f"{share:.1%}; of any number of cores, an estimated {efficiency:.0%} work",
-        share <= MOST_LOCKED,
+        f"{what}: the parent's share of the processor time, start apart",
+        f"<= {MOST_SERIAL:.0%}",
+        f"{share:.2%}; at most {follows} cores",
+        share <= MOST_SERIAL,
         share=share,
-        efficiency=efficiency,
     )
 
 
-def _peak_mb(settings: Settings, files: list[Path], workers: int) -> float:
-    options = ("--workers", str(workers))
-    with inputs.Output(settings) as output:
-        packed = pack(
-            settings, files, output, tokenizer=settings.tokenizer, options=options, watch=True
-        )
-    return packed.finished.peak / 1e6
+def _report_workers(
+    settings: Settings, what: str, files: Sequence[Path], options: Sequence[str] = ()
+) -> None:
+    seconds = [_packed(settings, files, workers, options).seconds for workers in (1, 2, 4)]
+    cores = len(os.sched_getaffinity(0))
+    measured = ", ".join(f"{s:.2f}" for s in seconds)
+    report(f"{what}, {cores} cores, 1, 2 and 4 workers", "", f"{measured} s", None, seconds=seconds)
 
 
 def main() -> None:
     settings = from_environment()
-    target = f"<= {MOST_LOCKED:.0%}"
     name, times = "chat_sgd_toolcalls", 12
     template = settings.chat_templates / "trl__llama3_training.jinja"
     why = inputs.missing(settings) or inputs.missing_file(settings, name, template)
-    why = why or ("quick" if settings.quick else "")
-    if why or not _py_spy(settings).is_file():
-        skip("time with Python's lock held", target, why or "no py-spy: make peers")
-    else:
-        chats = [inputs.repeated(settings, name, times)]
-        _report_lock(settings, "670 MB of text", inputs.tenfold(settings), ())
-        chat_options = ("--chat-template", str(template), "--overlong", "truncate")
-        _report_lock(settings, "174 MB of conversations", chats, chat_options)
-    if why:
+    if why := why or ("quick" if settings.quick else ""):
+        skip("the parent's share of the processor time", f"<= {MOST_SERIAL:.0%}", why)
         skip("memory of a further worker", f"<= {MOST_MB} MB", why)
         return
-    few, many = (_peak_mb(settings, inputs.tenfold(settings), count) for count in (FEW, MANY))
+    text, chats = inputs.tenfold(settings), [inputs.repeated(settings, name, times)]
+    of_chats = ("--chat-template", str(template), "--overlong", "truncate")
+    start = settings.cache / "one-record.jsonl"
+    start.write_text('{"text": "some words"}\n')
+    _report_serial_share(settings, "670 MB of text", text, start)
+    start = settings.cache / "one-conversation.jsonl"
+    with open(chats[0], encoding="utf-8") as file:
+        start.write_text(file.readline())
+    _report_serial_share(settings, "174 MB of conversations", chats, start, of_chats)
+    _report_workers(settings, "670 MB of text", text)
+    _report_workers(settings, "174 MB of conversations", chats, of_chats)
+    few, many = (_packed(settings, text, workers).peak / 1e6 for workers in (FEW, MANY))
     each = (many - few) / (MANY - FEW)
     report(
         "memory of a further worker, 670 MB of text",

@@ -42,14 +42,15 @@ def on_one_core() -> None:
 @dataclass(frozen=True)
 class Finished:
     """A process that ended: wall `seconds`, those of a processor that it and the processes that it
-    waited for have taken, its stdout, and in equal steps of time how many bytes were its `peaks`
-    until then (see `run`).
+    waited for have taken, its stdout, and with `watch` (see `run`) the bytes of memory of its tree
+    in equal steps of time, and the processor time of the process itself.
     """
 
     seconds: float
     processor_seconds: float
     stdout: str
     peaks: Sequence[int] = ()
+    root_seconds: float = 0.0
 
     @property
     def peak(self) -> int:
@@ -65,8 +66,8 @@ def run(
 ) -> Finished:
     """Run a command to its end, timed from its start to its exit.
 
-    Peak memory is the process's own, or with `watch` that of its whole tree: the sum of every
-    living process's own peak, at its highest, so rather too much than too little.
+    With `watch` the memory of its whole tree is read many times: the sum of the proportional set
+    sizes, which count a page that processes share once.
     `settle` first waits until the disk has what earlier runs wrote. Raises SystemExit with the
     command's last words when it fails.
     """
@@ -87,7 +88,9 @@ def run(
         words = err.decode(errors="replace").strip().splitlines()[-3:]
         raise SystemExit(f"{Path(command[0]).name} ended with {child.returncode}: {words}")
     used = _processor_seconds() - used
-    return Finished(seconds, used, out.decode(), tree.peaks if tree else ())
+    if tree is None:
+        return Finished(seconds, used, out.decode())
+    return Finished(seconds, used, out.decode(), tree.peaks, tree.root_seconds)
 
 
 def _processor_seconds() -> float:
@@ -97,12 +100,15 @@ def _processor_seconds() -> float:
 
 
 class _TreePeak:
-    """Reads a process tree's memory while something else goes on."""
+    """Reads the memory of a process tree, and the processor time of its root, while something else
+    goes on.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._over = threading.Event()
         self.peaks = list[int]()
+        self.root_seconds = 0.0
 
     def during(self, work: Callable[[], Any]) -> Any:
         watcher = threading.Thread(target=self._watch)
@@ -115,7 +121,8 @@ class _TreePeak:
 
     def _watch(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):
-            self.peaks.append(sum(map(_own_peak, _tree(self._pid))))
+            self.peaks.append(sum(map(_proportional, _tree(self._pid))))
+            self.root_seconds = max(self.root_seconds, _own_seconds(self._pid))
 
 
 def _tree(pid: int) -> list[int]:
@@ -130,15 +137,22 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _own_peak(pid: int) -> int:
+def _proportional(pid: int) -> int:
+    """Bytes of memory of a process: its own, and its part of what it shares with others."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+        sizes = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it ended meanwhile
         return 0
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return sum(int(line.split()[1]) for line in sizes.splitlines() if line[:4] == "Pss:") * 1024
+
+
+def _own_seconds(pid: int) -> float:
+    """Processor time of a process, without the children that it waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def report(

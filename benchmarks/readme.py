@@ -14,7 +14,6 @@ ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 # Why a target that two honest tries have missed stays missed, by row.
 _FLAT = "no step takes more than a fifth of the time"
-_PROCESSES = "with two threads a process, a further worker takes 195 MB, with one 300"
 FLOORS = {
     "pack 66 MB of text, against datasets + tokenizers + TRL": "1.6 s are the start, by "
     "this row and that of 670 MB",
@@ -29,10 +28,8 @@ FLOORS = {
     "packer audit, 200 million tokens, Parquet, one core": "half of it is what pyarrow takes to "
     "read the file",
     "the same on sample_data": "noise: both take the same processor time, 0.32 s",
-    "670 MB of text: time with Python's lock held, of a process's own": _PROCESSES,
-    "174 MB of conversations: time with Python's lock held, of a process's own": _PROCESSES,
-    "100,000 files of 500 bytes": "0.6 ms of processor time a file, in small steps that "
-    "hold the lock, none above a quarter",
+    "100,000 files of 500 bytes": "0.6 ms of processor time a file, in small steps, "
+    "none above a quarter",
     "rows, every text file (8), L = 2048, 4096, 8192": "1,488 where documents run on from row to "
     "row: the last row of each of 13 units",
     "checks of the fast engine, code and English, 154 MB": "noise: 2.4% by "
