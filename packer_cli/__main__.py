@@ -13,6 +13,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_at_once)
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a shell may ignore it: workers leave no code then
     from packer_cli.cli.app import main as run  # noqa: PLC0415
 
     run()

@@ -55,15 +55,6 @@ class InputChangedError(DataError):
     """An input changed after the run began."""
 
 
-class LostChildError(DataError):
-    """A helper process ended unexpectedly.
-
-    `code`: -N when signal N ended it; None when it does not answer, and has not ended either.
-    """
-
-    code: int | None = None
-
-
 class ThresholdMissed(PackerError):
     """A limit that the user set was not met (exit 1)."""
 

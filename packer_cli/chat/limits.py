@@ -63,6 +63,22 @@ def begin_record() -> None:
     _start_timer(number)
 
 
+@contextmanager
+def probing() -> Iterator[None]:
+    """A context in which the template renders messages of packer's own, which have a time of their
+    own: a template that takes too long for them makes no record bad, but ends the run.
+    """
+    if _note is None:
+        yield
+        return
+    number = _note[0]
+    _start_timer(_COMPILING)
+    try:
+        yield
+    finally:
+        _start_timer(number)
+
+
 def reason_of(number: int) -> str:
     """Return why the rendering with this number is refused. Raises UsageError if the template takes
     too long by itself.
@@ -116,8 +132,8 @@ class LimitedComposer:
 def _start_timer(number: int) -> None:
     if _note is None:
         raise InternalError("a chat template was about to render outside of a worker")
-    _note[0] = number
     signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_RECORD)
+    _note[0] = number  # after the time of the record before has ended
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from typing import Any, NamedTuple
 
+from packer_cli.chat import limits
 from packer_cli.chat.chat_template import ChatTemplate, Rendering, Turn
 from packer_cli.chat.messages import ASSISTANT, RefusedError, undecidable
 from packer_cli.chat.probe import PROBED, STRUCTURE, Piece, Probe, kinds_of, probe_of, structure_of
@@ -180,14 +181,15 @@ class Structures:
 
     def learn(self, messages: list[_Message], tools: list[Any] | None) -> TemplateBehavior:
         """Learn from the conversation's own probe."""
-        try:
-            return self._learn(probe_of(messages, tools))
-        except RefusedError:
-            try:  # some take calls of certain tools only
-                return self._learn(probe_of(messages, tools, names_calls=True))
-            except RefusedError as error:
-                why = str(error)
-                return TemplateBehavior(why, edges=dict.fromkeys(speakers(messages), why))
+        with limits.probing():
+            try:
+                return self._learn(probe_of(messages, tools))
+            except RefusedError:
+                try:  # some take calls of certain tools only
+                    return self._learn(probe_of(messages, tools, names_calls=True))
+                except RefusedError as error:
+                    why = str(error)
+                    return TemplateBehavior(why, edges=dict.fromkeys(speakers(messages), why))
 
     def _learn(self, probe: Probe) -> TemplateBehavior:
         """Learn from a probe. Raises RefusedError."""

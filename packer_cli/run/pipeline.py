@@ -301,7 +301,7 @@ def _count_rejected(summaries: Iterable[UnitSummary], run: RunPlan, work: Path) 
     """
     total, limit = 0, run.config.max_errors
     for summary in summaries:
-        if not run.resumable:
+        if summary.stdin_bytes:
             note_stdin_size(summary.stdin_bytes)
         total += summary.rejected
         if isinstance(limit, int) and total > limit:

@@ -8,8 +8,8 @@ memory, and no lock is shared: N workers use N cores. A worker has 25 to 60 MB o
 parent only hands out items, and reports what workers say.
 
 A worker that dies, or is killed because memory ran out, costs the item it was working on. A new
-worker repeats that, three times at most. Workers that a chat template holds up are replaced as
-often as there are such records (`chat/limits.py`).
+worker repeats that, three times at most. A worker that a chat template holds up is replaced once for
+each record that takes too long (`chat/limits.py`).
 
 Forking needs a parent of one thread: another thread may hold a lock, which no thread of the child
 would release. A program that has threads (a notebook, a Ray worker) starts one new interpreter,
@@ -71,6 +71,10 @@ def _ignore(message: str) -> None:
     """Report nothing."""
 
 
+def _do_nothing() -> None:
+    """Prepare nothing."""
+
+
 class Reporter:
     """Notes, warnings and progress of a run. Workers send theirs to the parent, which repeats no
     message.
@@ -116,11 +120,11 @@ class Reporter:
         return _reporter_here, ()
 
 
-_silent = _here = Reporter()
+_here = Reporter()  # of an interpreter that forks for a program with threads
 
 
 def _reporter_here() -> Reporter:
-    """Return the reporter of this process: those of other processes are unpickled as it."""
+    """Return the reporter of this process, as which that of the program is unpickled."""
     return _here
 
 
@@ -142,14 +146,15 @@ class Pool(Generic[T, R]):
         perform: Callable[[T], R],
         *,
         workers: int = 1,
-        prepare: Callable[[], object] = lambda: None,
-        reporter: Reporter = _silent,
+        prepare: Callable[[], object] = _do_nothing,
+        reporter: Reporter | None = None,
         describe: Callable[[T], str] = str,
         attempts: int = ATTEMPTS,
         may_run_here: bool = False,
     ) -> None:
         self._perform, self._prepare, self._describe = perform, prepare, describe
-        self._workers, self._reporter, self._attempts = workers, reporter, attempts
+        self._workers, self._attempts = workers, attempts
+        self._reporter = reporter or Reporter()
         self._may_run_here = may_run_here
         self._idle = list[_Worker]()
         self._interpreter: _Interpreter | None = None
@@ -161,15 +166,14 @@ class Pool(Generic[T, R]):
         Closing the iterator kills the workers that have not done their items.
         """
         try:
-            if has_threads() and self._may_run_here:
-                yield from enumerate(map(self._perform, items))
-            elif has_threads():
-                if self._interpreter is None:
-                    self._interpreter = _Interpreter(self)
-                yield from self._interpreter.map(items, self._reporter)
-            else:
+            if not has_threads():
                 self._prepare()
+            if not has_threads():  # nor has it any now
                 yield from self.map_forked(items)
+            elif self._may_run_here:
+                yield from enumerate(map(self._perform, items))
+            else:
+                yield from self._map_apart(items)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
 
@@ -193,9 +197,11 @@ class Pool(Generic[T, R]):
                 while waiting and len(workers) < self._workers:
                     with _blocked_signals():  # or Ctrl-C could leave a worker behind
                         worker = self._idle.pop() if self._idle else self._fork([*workers, control])
+                        if not worker.begin(waiting[0], items[waiting[0].index]):
+                            worker.end()  # it was lost while it was idle
+                            continue
                         workers[worker.connection] = worker
-                    attempt = waiting.popleft()
-                    worker.begin(attempt, items[attempt.index])
+                    waiting.popleft()
                 yield from done  # while the workers go on
                 done.clear()
                 for ready in wait([*workers, *filter(None, [control])]) if workers else ():
@@ -220,23 +226,31 @@ class Pool(Generic[T, R]):
                 for worker in workers.values():
                     worker.end()
 
+    def _map_apart(self, items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
+        if self._interpreter is None:
+            self._interpreter = _Interpreter(self)
+        try:
+            yield from self._interpreter.map(items, self._reporter)
+        except BaseException:  # it has ended
+            self._interpreter = None
+            raise
+
     def _learn_from(self, lost: _Worker, item: T) -> None:
         """Note why an attempt has failed. Raises DataError if there are no more attempts."""
         attempt = lost.attempt
-        if lost.code == -limits.TIME_IS_UP:
+        if lost.code == -limits.TIME_IS_UP and lost.noted not in attempt.refused:
             attempt.refused[lost.noted] = limits.reason_of(lost.noted)
             return
         attempt.losses += 1
-        how = f"ended, code {lost.code}"
-        if lost.code < 0:  # no code in here does that to itself
-            how = f"was killed by signal {-lost.code}"
+        how = f"was killed by signal {-lost.code}" if lost.code < 0 else f"ended, code {lost.code}"
         what = f"{self._describe(item)}: a worker {how}"
         if attempt.losses < self._attempts:
-            self._reporter.warn(f"warning: {what}; its work is done again")
+            again = f"its work is done again, attempt {attempt.losses + 1} of {self._attempts}"
+            self._reporter.warn(f"warning: {what}; {again}")
             return
         raise DataError(
             what + (f", {attempt.losses} times" if attempt.losses > 1 else ""),
-            "if memory ran out, use fewer --workers; run the same command again to continue",
+            "if memory ran out, use fewer --workers",
         )
 
     def _fork(self, others: Sequence[Any]) -> _Worker:
@@ -257,8 +271,9 @@ def has_threads() -> bool:
 
 @contextmanager
 def _blocked_signals() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -296,9 +311,9 @@ class _Worker:
 
         Raises DataError if no process can begin.
         """
-        self.code = 0
-        self._note = mmap.mmap(-1, _NOTE_BYTES)
+        self.code, self._has_ended = 0, False
         try:
+            self._note = mmap.mmap(-1, _NOTE_BYTES)
             self.connection, theirs = Pipe()
             parent, self._pid = os.getpid(), os.fork()
         except OSError as error:
@@ -307,19 +322,21 @@ class _Worker:
                 "use fewer --workers, or raise the limits of processes and open files: ulimit -a",
             ) from error
         if self._pid == 0:
-            for other in (self.connection, *others):
-                other.close()
-            _work(parent, theirs, perform, reporter, self._note)
+            _work(parent, theirs, [self.connection, *others], perform, reporter, self._note)
         theirs.close()
 
     @property
     def noted(self) -> int:
         return int.from_bytes(self._note[:], sys.byteorder, signed=True)
 
-    def begin(self, attempt: _Attempt, item: Any) -> None:
+    def begin(self, attempt: _Attempt, item: Any) -> bool:
+        """Hand out an item. Returns False if the worker has died."""
         self.attempt = attempt
-        with suppress(OSError):  # `receive` notices that it is lost
+        try:
             self.connection.send((item, attempt.refused))
+        except OSError:
+            return False
+        return True
 
     def receive(self) -> tuple[Any, ...]:
         """Return its next message, or ("lost",) if it has died."""
@@ -330,16 +347,22 @@ class _Worker:
             return ("lost",)
 
     def end(self) -> None:
-        """Kill it if it has not ended. A result may be read from its files, so that harms none."""
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        self.code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        self.connection.close()
+        """Kill it, if it has not ended: what it has not committed is packed again."""
+        with _blocked_signals():
+            if self._has_ended:
+                return
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            with suppress(ChildProcessError):  # a program may wait for all of its children
+                self.code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            self._has_ended = True
+            self.connection.close()
 
 
 def _work(
     parent: int,
     connection: Connection,
+    others: Sequence[Connection],
     perform: Callable[[Any], Any],
     reporter: Reporter,
     note: mmap.mmap,
@@ -349,11 +372,12 @@ def _work(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended before it was asked for that
             os._exit(0)
-        os.setsid()  # Ctrl-C in a terminal reaches the parent alone, which ends the workers
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number in (*_SIGNALS, signal.SIGALRM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        for other in others:
+            other.close()
+        for number in _SIGNALS:  # reach the parent, too, which ends the workers
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [*_SIGNALS, limits.TIME_IS_UP])
         gc.freeze()  # what is shared stays untouched, and so shared
         gc.set_threshold(100_000, 50, 50)  # garbage is freed at once; few cycles are ever made
         sys.stdout = sys.stderr  # what a library prints is seen, and not taken for our output
@@ -364,8 +388,10 @@ def _work(
             limits.begin_item(refused)
             connection.send(("done", perform(item)))
             del item
+    except EOFError:
+        pass  # the parent has ended
     except BaseException as error:
-        with suppress(BaseException):
+        with suppress(OSError):
             connection.send(("error", _sendable(error)))
     finally:
         os._exit(0)
@@ -375,16 +401,22 @@ class _Interpreter:
     """A new interpreter, in which a pool forks for a program that has threads."""
 
     def __init__(self, pool: Pool[Any, Any]) -> None:
-        self._connection, theirs = Pipe()
-        program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-            )
+        try:
+            self._connection, theirs = Pipe()
+            program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", program],
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=[theirs.fileno()],
+                    env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+                )
+        except OSError as error:
+            raise DataError(
+                f"another interpreter cannot begin: {sys.executable}: {error.strerror}",
+                "run packer on the command line, which needs none",
+            ) from error
         self._send((byte_streams.seen_of_stdin(), pool))
 
     def map(
@@ -429,7 +461,7 @@ def serve(descriptor: int) -> None:
     tune_process()
     control = Connection(descriptor)
     _here.send_to(control.send)
-    with suppress(EOFError):
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the program has ended
         try:
             seen, pool = control.recv()
             byte_streams.begin_stdin(seen)
@@ -438,15 +470,17 @@ def serve(descriptor: int) -> None:
                 for index, result in pool.map_forked(control.recv(), control):
                     control.send(("result", index, result))
                 control.send(("end",))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
         except Exception as error:
-            if isinstance(error, EOFError):
-                raise
             control.send(("error", _sendable(error)))
 
 
 def _sendable(error: BaseException) -> Exception:
     """Return the error in a form that can be pickled."""
-    if isinstance(error, PackerError | MemoryError | OSError):
+    if isinstance(error, OSError) and error.errno is not None:  # not of a class of its own
+        return OSError(error.errno, error.strerror, error.filename)
+    if isinstance(error, PackerError | MemoryError):
         return error
     if isinstance(error, ImportError):  # the parent has imported it
         return DataError(

@@ -373,7 +373,7 @@ class _ComposerElsewhere:
 
     def __init__(self, composer: LimitedComposer, shape: Shape, config: DocumentConfig) -> None:
         self._composer, self._shape, self._config = composer, shape, config
-        self._pool = Pool(self._perform, describe=lambda item: STDIN)
+        self._pool = Pool(self._perform, describe=_named_stdin)
 
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
         """As `Composer.read`."""
@@ -398,6 +398,10 @@ class _ComposerElsewhere:
             return getattr(self._composer, method)(argument)
         except RefusedError as error:
             return str(error)
+
+
+def _named_stdin(item: object) -> str:
+    return STDIN
 
 
 def _first_texts(shape: Shape, config: DocumentConfig, file: InputFile) -> Iterator[str]:

@@ -128,7 +128,8 @@ class UnitContext:
         if not self.run.is_to_tokenize:
             slots = counts.rows * self.run.row_config.max_length
         figures = counts.documents, counts.tokens, slots, counts.rejected_records
-        return UnitSummary(unit.weight, *figures, stdin_size())
+        reads_stdin = any(self.run.files[part.file].path == STDIN for part in unit.slices)
+        return UnitSummary(unit.weight, *figures, stdin_size() if reads_stdin else 0)
 
     def first_texts(self, wanted: tuple[Sequence[Slice], int]) -> list[str]:
         """Return the first texts of slices. `wanted`: the slices, and how many texts at most."""
@@ -193,7 +194,7 @@ class UnitSummary(NamedTuple):
     size         stored bytes of its inputs
     slots        places for tokens in its rows
     rejected     bad records
-    stdin_bytes  bytes of stdin that were read so far
+    stdin_bytes  bytes of stdin that it has read
     """
 
     size: int
