@@ -8,8 +8,8 @@ memory, and no lock is shared: N workers use N cores. A worker has 25 to 60 MB o
 parent only hands out items, and reports what workers say.
 
 A worker that dies, or is killed because memory ran out, costs the item it was working on. A new
-worker repeats that, three times at most. A worker that a chat template holds up is replaced once for
-each record that takes too long (`chat/limits.py`).
+worker repeats that, three times at most. A worker that a chat template holds up is replaced once
+for each record that takes too long (`chat/limits.py`).
 
 Forking needs a parent of one thread: another thread may hold a lock, which no thread of the child
 would release. A program that has threads (a notebook, a Ray worker) starts one new interpreter,
@@ -196,9 +196,10 @@ class Pool(Generic[T, R]):
             while waiting or workers or done:
                 while waiting and len(workers) < self._workers:
                     with _blocked_signals():  # or Ctrl-C could leave a worker behind
-                        worker = self._idle.pop() if self._idle else self._fork([*workers, control])
-                        if not worker.begin(waiting[0], items[waiting[0].index]):
-                            worker.end()  # it was lost while it was idle
+                        was_idle = bool(self._idle)
+                        worker = self._idle.pop() if was_idle else self._fork([*workers, control])
+                        if not worker.begin(waiting[0], items[waiting[0].index]) and was_idle:
+                            worker.end()
                             continue
                         workers[worker.connection] = worker
                     waiting.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -33,7 +34,7 @@ from support import (
     wait_for,
 )
 
-from packer_cli.errors import DataError, InternalError, Interrupted
+from packer_cli.errors import DataError, InternalError
 from packer_cli.run.pool import Pool
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
@@ -68,12 +69,21 @@ def test_workers_share_what_the_parent_has_loaded() -> None:
     assert os.getpid() not in {worker for _, _, worker in results}
 
 
+class Strange(OSError):
+    """An error that another process cannot make anew."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(number, reason)
+        self.held = lambda: None
+
+
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
         (DataError("no room", "make some"), DataError("no room", "make some")),
         (OSError(errno.ENOSPC, "No space"), OSError(errno.ENOSPC, "No space")),
         (ValueError("riddle"), InternalError("ValueError: riddle")),
+        (Strange(errno.EIO, "lost"), OSError(errno.EIO, "lost")),
         (ImportError("no module"), DataError("a worker cannot import what it needs: no module")),
         (KeyboardInterrupt(), InternalError("KeyboardInterrupt: ")),
     ],
@@ -115,16 +125,28 @@ def test_a_worker_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
         mapped(str, [1])
 
 
+CTRL_C = """
+import os, signal, time
+from contextlib import closing
+from packer_cli.errors import Interrupted
+from packer_cli.run.pool import Pool
+parent = os.getpid()
+def perform(item):
+    if item == 1:
+        os.kill(parent, signal.SIGINT)
+    time.sleep(300)
+try:
+    with closing(Pool(perform, workers=2)) as pool:
+        list(pool.map([1, 2]))
+except Interrupted:
+    print("children:", open(f"/proc/{parent}/task/{parent}/children").read())
+"""
+
+
 def test_ctrl_c_while_workers_work() -> None:
-    parent = os.getpid()
-
-    def perform(item: int) -> None:
-        if item == 1:
-            os.kill(parent, signal.SIGINT)
-        time.sleep(300)
-
-    with pytest.raises(Interrupted):
-        mapped(perform, [1, 2], workers=2)
+    """In a process of one thread: others would get signals that are blocked in the first."""
+    done = altered(CTRL_C)
+    assert (done.returncode, done.stdout) == (0, "children: \n"), done.stderr
 
 
 # Whole runs
@@ -162,13 +184,12 @@ def test_killed_workers_of_a_run(data: Path, of: Callable[..., list[str]], kills
                     os.kill(child, signal.SIGKILL)
             time.sleep(0.001)
         _, stderr = run.communicate(timeout=300)
-    assert LOST in stderr
     if kills > 1:
         assert (run.returncode, f"{LOST}, 3 times" in stderr) == (1, True), stderr
         assert not Path("out/manifest.json").exists()
         return
     assert run.returncode == 0, stderr
-    assert f"{LOST}; its work is done again" in stderr
+    assert f"{LOST}; its work is done again, attempt 2 of 3" in stderr
     assert packer(*of("--workers", 1)[1:], "one").exit_code == 0
     assert contents("out") == contents("one")
 
@@ -244,14 +265,17 @@ def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> 
 
 
 def test_stdin_is_read_once(data: Path) -> None:
-    """Also by the name of a device, and beside a file."""
+    """Also by the name of a device, and before a file; more of it than is looked at first."""
     command = [packer_script(), "pack", "-t", "bytes", "-q", *map(str, OPTIONS)]
     results = []
     for workers in ("9", "1"):
-        some = [*command, f"by-{workers}", data.name, "-", "--workers", workers]
-        subprocess.run(some, input=jsonl("some text"), check=True, capture_output=True)
+        some = [*command, f"by-{workers}", "-", data.name, "--workers", workers]
+        subprocess.run(some, input=data.read_bytes(), check=True, capture_output=True)
         results.append(contents(f"by-{workers}"))
     assert results[0] == results[1]
+    inputs = json.loads(results[0]["by-9/manifest.json"] if "by-9/manifest.json" in results[0]
+                        else results[0]["manifest.json"])["inputs"]  # fmt: skip
+    assert inputs[0]["size"] == inputs[1]["size"] == data.stat().st_size > 1 << 17
     with open(data, "rb") as file:
         whole = [*command, "dev", "/dev/fd/0", "--input-format", "jsonl", "--workers", "9"]
         subprocess.run(whole, stdin=file, check=True, capture_output=True)
@@ -263,6 +287,35 @@ def test_bad_records_of_all_workers_are_counted(data: Path) -> None:
     assert_error(packer(*command, "other"), 1, "data.jsonl, line 3001 ", "no field 'text'")
     result = packer(*command, "some", "--on-error", "skip", "--max-errors", 7)
     assert_error(result, 1, "records are bad so far; --max-errors is 7")
+
+
+SIGNALS = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+SIGNALS += "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF]); "
+
+
+def test_signals_that_another_program_has_set(folder: Path) -> None:
+    """They survive the start of packer: children leave no code, and timers do nothing."""
+    write([*many(10), chat(user("why?"), assistant("slow"))])
+    end = "</{{ m.role }}>"
+    slow = "{% if m.content == 'slow' %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
+    hurried = "from packer_cli.chat import limits; limits.SECONDS_PER_RECORD = 0.2; "
+    main = "from packer_cli.__main__ import main; main()"
+    done = altered(
+        SIGNALS + hurried + main,
+        *of_chats(TAGS.replace(end, end + slow), "-q", "--on-error", "skip", "-o", "out")[1:],
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 1
+
+
+def test_a_template_that_is_slow_for_messages_of_packer(folder: Path) -> None:
+    """It makes no record bad."""
+    write(many(10))
+    slow = TAGS + "{% if messages | length > 2 %}{{ 10 ** (10**8) % 7 }}{% endif %}"
+    hurried = "from packer_cli.chat import limits; limits.SECONDS_PER_RECORD = 0.2; "
+    main = "from packer_cli.__main__ import main; main()"
+    done = altered(hurried + main, *of_chats(slow, "-q", "--on-error", "skip", "-o", "out")[1:])
+    assert (done.returncode, "takes more than 0.2 s for a question" in done.stderr) == (2, True)
 
 
 # Threads
