@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from copies import disks_are_not_waited_for
 from hypothesis import HealthCheck, settings
 
+from packer_cli.chat import limits
+from packer_cli.errors import Interrupted
 from packer_cli.run import pool
 
 # Shells let programs in the background ignore it, and those that we start would, too.
@@ -24,6 +27,27 @@ settings.register_profile("packer", deadline=None, suppress_health_check=[Health
 settings.load_profile("packer")
 # xdist has a thread that does nothing but wait for messages: a fork without it is as good.
 pool.has_threads = lambda: False
+
+
+def _map_here(workers: pool.Pool[Any, Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """As `Pool.map`, in this process: a fork would copy the tables of all memory that tests use."""
+    workers._prepare()
+    limits.enter_worker(memoryview(bytearray(8)).cast("q"))
+    try:
+        for index, item in enumerate(items):
+            limits.begin_item({})
+            yield index, workers._perform(item)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None
+
+
+@pytest.fixture(autouse=True)
+def _workers_are_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a test is about workers (`forking`). Other processes than this one fork."""
+    if not request.node.get_closest_marker("forking"):
+        monkeypatch.setattr(pool.Pool, "map", _map_here)
+
+
 disks_are_not_waited_for()
 # Of what tests are made nothing becomes free: it is looked through neither now nor later.
 gc.disable()

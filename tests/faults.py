@@ -28,8 +28,8 @@ _GROW = {"open", "os.mkdir", "told.write", "told.fsync"}  # need space
 _CHANGE = {*_GROW, "os.rename", "os.remove", "os.rmdir", "os.truncate"}
 _run = os.getpid()  # workers are forked from it, and share what follows
 _synced = os.memfd_create("synced")  # lines (inode, size) of what a loss of power leaves alone
-_shared = memoryview(mmap.mmap(-1, 16)).cast("q")
-_LEFT, _FULL = 0, 1  # in it: how many events are left, and whether the disk is full
+_shared = memoryview(mmap.mmap(-1, 24)).cast("q")
+_LEFT, _FULL, _DONE = 0, 1, 2  # in it: events that are left, a full disk, a change that was made
 
 
 def kill() -> None:
@@ -186,11 +186,11 @@ def while_reading(name: str, change: Callable[[], None]) -> None:
     """Call `change` when a unit has read of an input what it packs, and looks at it once more."""
     from packer_cli.run import unit
 
-    check, done = unit.check_unchanged, list[int]()
+    check = unit.check_unchanged
 
     def checked(file: Any) -> bool:
-        if file.path == name and not done:
-            done.append(1)
+        if file.path == name and not _shared[_DONE]:
+            _shared[_DONE] = 1
             change()
         return check(file)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from packer_cli.chat import limits
 from packer_cli.chat.chat_template import ChatTemplate
 from packer_cli.chat.messages import (
     ASSISTANT,
@@ -271,6 +273,41 @@ def make_composer(
         for source in (template.sources if template and renders else [])
     )
     return Composer(shape, config, renderers, (*end_tokens, *config.turn_end), specials)
+
+
+class LimitedComposer:
+    """A `Composer` within the limits. It is made when a worker needs it first, for that renders
+    messages of its own.
+    """
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        """`arguments`: those of `make_composer`, of one shape of records."""
+        self._arguments = arguments
+
+    @cached_property
+    def _composer(self) -> Composer:
+        with limits.limited():
+            limits.begin_template()
+            return make_composer(*self._arguments)
+
+    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
+        """Yield the records of a slice with texts and spans in the place of fields."""
+        composer = self._composer
+        for records in reader_for(file.format).read(file, part, composer.shape, composer.config):
+            yield self.compose(records)
+
+    def compose(self, records: Records) -> Records:
+        """Return the records with texts and spans in the place of fields."""
+        composer = self._composer
+        with limits.limited():
+            return composer.compose(records, limits.begin_record)
+
+    def render(self, conversation: Conversation) -> Document:
+        """Return the document of one conversation. Raises RefusedError."""
+        composer = self._composer
+        with limits.limited():
+            limits.begin_record()
+            return composer.render(conversation)
 
 
 # -- A record's own content

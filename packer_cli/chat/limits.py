@@ -17,18 +17,9 @@ import resource
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.inputs.formats import reader_for
-from packer_cli.records import InputFile, Records, Slice
-
-if TYPE_CHECKING:
-    from packer_cli.chat.documents import Composer
-    from packer_cli.chat.messages import Conversation
-    from packer_cli.chat.renderer import Document
 
 TIME_IS_UP = signal.SIGPROF
 SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
@@ -52,6 +43,11 @@ def begin_item(refused: Mapping[int, str]) -> None:
     """Count renderings from 0 again. `refused`: those that take too long, and why."""
     global _refused, _renderings
     _refused, _renderings = refused, 0
+
+
+def begin_template() -> None:
+    """Start the time in which the template is analysed."""
+    _start_timer(_COMPILING)
 
 
 def begin_record() -> None:
@@ -92,43 +88,6 @@ def reason_of(number: int) -> str:
     return f"the chat template {took}"
 
 
-class LimitedComposer:
-    """A `Composer` within the limits. It is made when a worker needs it first, for that renders
-    messages of its own.
-    """
-
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        """`arguments`: those of `make_composer`, of one shape of records."""
-        self._arguments = arguments
-
-    @cached_property
-    def _composer(self) -> Composer:
-        from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-
-        with _limits():
-            _start_timer(_COMPILING)
-            return make_composer(*self._arguments)
-
-    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """Yield the records of a slice with texts and spans in the place of fields."""
-        composer = self._composer
-        for records in reader_for(file.format).read(file, part, composer.shape, composer.config):
-            yield self.compose(records)
-
-    def compose(self, records: Records) -> Records:
-        """Return the records with texts and spans in the place of fields."""
-        composer = self._composer
-        with _limits():
-            return composer.compose(records, begin_record)
-
-    def render(self, conversation: Conversation) -> Document:
-        """Return the document of one conversation. Raises RefusedError."""
-        composer = self._composer
-        with _limits():
-            begin_record()
-            return composer.render(conversation)
-
-
 def _start_timer(number: int) -> None:
     if _note is None:
         raise InternalError("a chat template was about to render outside of a worker")
@@ -137,7 +96,7 @@ def _start_timer(number: int) -> None:
 
 
 @contextmanager
-def _limits() -> Iterator[None]:
+def limited() -> Iterator[None]:
     """Limit the memory of this process, and stop the time of the last record at the end."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     with open("/proc/self/statm", "rb") as file:  # what RLIMIT_DATA counts, and stacks

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, structs
 
-from packer_cli.chat.limits import LimitedComposer
 from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import DamagedInputError, InternalError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import STDIN, peeking
@@ -71,7 +70,7 @@ from packer_cli.tokenization.tokenizer import (
 from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
-    from packer_cli.chat.documents import Composer
+    from packer_cli.chat.documents import Composer, LimitedComposer
     from packer_cli.chat.messages import Conversation
     from packer_cli.chat.renderer import Document
     from packer_cli.chat.templates import TemplateChoice
@@ -312,7 +311,7 @@ class _ShapeSource:
             config = DocumentConfig(train_on="all", template_args=config.template_args)
         elif not shape.is_composed:
             return None
-        from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+        from packer_cli.chat.documents import LimitedComposer, make_composer  # noqa: PLC0415 slow
         from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
 
         files, renders = self._files, uses_template(shape, config)

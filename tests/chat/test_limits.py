@@ -29,6 +29,7 @@ from support import (
     recover_documents,
 )
 
+pytestmark = pytest.mark.forking
 SLOW = "has to be rendered"
 LIMIT = "packer_cli.chat.limits.SECONDS_PER_RECORD"
 HURRIED = "from packer_cli.chat import limits; limits.SECONDS_PER_RECORD = 0.1\n"

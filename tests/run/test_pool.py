@@ -37,6 +37,7 @@ from support import (
 from packer_cli.errors import DataError, InternalError
 from packer_cli.run.pool import Pool
 
+pytestmark = pytest.mark.forking
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
 OPTIONS = ["-l", 64, "--unit-bytes", 5000, "-o"]
 LOST = "was killed by signal 9"
