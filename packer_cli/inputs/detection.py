@@ -290,6 +290,8 @@ class _Detector:
             if not fields or not _is_json(file) or tuple(fields) in self._searched:
                 return
             self._searched.add(tuple(fields))
+            if not any(row[name] is not None for row in first.rows(WELL_KNOWN) for name in row):
+                return  # most files: the values of all fields may take ten times their size
             columns = [*fields, *WELL_KNOWN]
         record = dict[str, Any]()  # the first value of each field
         for row in first.rows(columns):
