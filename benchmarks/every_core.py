@@ -24,12 +24,17 @@ CORES = (16, 64)
 
 
 def _packed(
-    settings: Settings, files: Sequence[Path], workers: int, options: Sequence[str] = ()
+    settings: Settings,
+    files: Sequence[Path],
+    workers: int,
+    options: Sequence[str] = (),
+    *,
+    watch: bool = True,
 ) -> Finished:
     with inputs.Output(settings) as output:
         every = ("--workers", str(workers), *options)
         return pack(
-            settings, [*files], output, tokenizer=settings.tokenizer, options=every, watch=True
+            settings, [*files], output, tokenizer=settings.tokenizer, options=every, watch=watch
         ).finished
 
 
@@ -54,7 +59,9 @@ def _report_serial_share(
 def _report_workers(
     settings: Settings, what: str, files: Sequence[Path], options: Sequence[str] = ()
 ) -> None:
-    seconds = [_packed(settings, files, workers, options).seconds for workers in (1, 2, 4)]
+    seconds = [
+        _packed(settings, files, workers, options, watch=False).seconds for workers in (1, 2, 4)
+    ]
     cores = len(os.sched_getaffinity(0))
     measured = ", ".join(f"{s:.2f}" for s in seconds)
     report(f"{what}, {cores} cores, 1, 2 and 4 workers", "", f"{measured} s", None, seconds=seconds)
