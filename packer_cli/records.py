@@ -239,7 +239,7 @@ class Documents:
         return np.repeat(self.of_documents[name], np.diff(self.offsets), axis=0)
 
     def beside(self, of_tokens: Columns, of_documents: Columns) -> Documents:
-        """Return the documents with further columns, which replace those of the same names."""
+        """Return the documents with further columns, which replace columns of the same names."""
         kept = {name: own for name, own in self.of_documents.items() if name not in of_tokens}
         return replace(
             self, of_tokens={**self.of_tokens, **of_tokens}, of_documents={**kept, **of_documents}

@@ -158,7 +158,7 @@ class Schedule:
         return _rows_of_blocks(self._rows_from, begin, end)
 
     def _rows_from(self, place: int, most: int) -> Int64:
-        """Return `most` rows from a place on, or fewer: those of one block."""
+        """Return `most` rows from a place on, or fewer: all of one block."""
         block, rows = self._block
         if not block.begin <= place < block.end:
             begin, end = self.grid.window_at(place)
@@ -448,7 +448,7 @@ class Order:
         return _rows_of_blocks(self._rows_from, begin, end)
 
     def _rows_from(self, place: int, most: int) -> Int64:
-        """Return `most` rows from a place on, or fewer: those of one window or unshuffled epoch."""
+        """Return `most` rows from a place on, or fewer: all of one window or unshuffled epoch."""
         epoch, place = divmod(place, self.rows)
         if self.seed is None:
             return np.arange(place, min(place + most, self.rows))

@@ -521,7 +521,7 @@ def _ending(b: DocumentBatch) -> TokenConventions:
 
 
 def _tail(b: DocumentBatch, stops: Int64, eos: int) -> int:
-    """Count the tokens that follow EOS at the ends of most documents, or of those of one kind.
+    """Count the tokens that follow EOS at the ends of most documents, of all kinds or of one.
 
     Such a token is the line end of a template. A token that documents begin with belongs to the
     next document instead.

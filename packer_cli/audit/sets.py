@@ -746,7 +746,7 @@ def _other(name: str, max_length: int | None) -> AuditedSet:
 
 
 def _arrays_in(name: str) -> list[str]:
-    """List files of arrays: OLMo's, which have no header, or those of packer export."""
+    """List files of arrays: OLMo's, without a header, or files of packer export."""
     if storage.kind(name) != "folder":
         return [name] if name.endswith(".npy") else []
     with _readable(name):

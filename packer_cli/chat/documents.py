@@ -281,7 +281,7 @@ class LimitedComposer:
     """
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
-        """`arguments`: those of `make_composer`, of one shape of records."""
+        """`arguments`: for `make_composer`, of one shape of records."""
         self._arguments = arguments
 
     @cached_property
@@ -482,7 +482,7 @@ def _values_of(document: Document, config: DocumentConfig) -> Columns:
 
 
 def _end_to_end(parts: list[Columns]) -> Columns:
-    """Return the columns of all parts, each of which has the same."""
+    """Return the columns of all parts, which have the same ones."""
     names = parts[0] if parts else ()
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
 

@@ -93,7 +93,7 @@ _REASONS = (ValueError, msgspec.MsgspecError, RecursionError)  # why a record is
 
 @dataclass
 class _Branches:
-    """Branches of records, each of which becomes a document.
+    """Branches of records; each becomes a document.
 
     names, firsts   for each trace, its name for people, and the number of its first node
     entries, sizes  numbers of nodes, branch after branch, and how many each branch has
@@ -332,7 +332,7 @@ class TraceEncoder:
             raise _TraceError(f"{where}: {error}") from error
 
     def _stream(self, name: str, streams: list[str], where: str) -> str | None:
-        """Return the stream of weights for a column; None for those of the mask."""
+        """Return the stream of weights for a column; None for the mask's own."""
         if name != LOSS_WEIGHTS:
             return name.partition(".")[2]
         if len(streams) > 1:

@@ -129,7 +129,7 @@ def shown_rows(
     rows: Sequence[int],
     tokens: tuple[str, ...] = (),
 ) -> Iterator[Shown]:
-    """Yield rows of any set, in ascending order, like those of packer's own results. Raises
+    """Yield rows of any set, in ascending order, like rows of packer's own results. Raises
     DataError for rows that cannot be read.
     """
     from packer_cli.storage import base_name, is_url

@@ -25,7 +25,7 @@ _STDOUT = "-"
 
 @dataclass(frozen=True)
 class ViewOptions(OptionGroup):
-    """Options of commands that read rows; those of views are in tokenized directories."""
+    """Options of commands that read rows; rows of views are in tokenized directories."""
 
     tokens: Annotated[
         tuple[str, ...],

@@ -36,7 +36,7 @@ class CheckOptions(ReportOptions):
 
 
 def tokenizer(name: Name, inputs: Inputs = None, *, options: CheckOptions) -> None:
-    """Describe a tokenizer; with --check, compare its tokens with those of AutoTokenizer.
+    """Describe a tokenizer; with --check, compare its tokens with AutoTokenizer's.
 
     Exit 1 when they differ, with the first text that shows it. Special tokens around texts do not
     count.

@@ -142,7 +142,7 @@ def _sound(
 
 
 def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[UnpaddedRows]:
-    """Yield the rows of all shards, those of a record batch at a time; `order`: as in `batches`."""
+    """Yield the rows of all shards, a record batch at a time; `order`: as in `batches`."""
     for batch in batches(packed, read, order):
         begin, length, first = places_in(batch, packed.max_length)
 

@@ -219,7 +219,7 @@ class _Search:
         self.notify(f"{folder}: left out: it holds a result of packer{advice}")
 
     def _below(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-        """Yield the input files of a folder, then those of the folders in it.
+        """Yield the input files of a folder, then of the folders in it.
 
         Results of packer are not inputs. A saved Hugging Face dataset lists its files itself.
         """

@@ -247,7 +247,7 @@ class _PlanPass:
 
     @property
     def full_weight(self) -> float:
-        """Bytes of text that a part is repeated to: those of a unit, or of a small one."""
+        """Bytes of text that a part is repeated to, as many as in a unit, or in a small one."""
         small = max(unit_bytes_of(config, 0) for config in self.configs)
         return min(weight_of(self.units) / len(self.units), small)
 
@@ -296,7 +296,7 @@ def _check(config: PackConfig, planned: Sequence[tuple[PlannedTotals, int]]) -> 
 def _outcome_of(
     config: PackConfig, plans: Sequence[PartPlan], place: int, pass_: _PlanPass
 ) -> Outcome:
-    """Add up the plans of all units, or estimate them from those of some parts.
+    """Add up the plans of all units, or estimate them from some parts.
 
     place  of the configuration in the plans
     """
@@ -512,7 +512,7 @@ class PartPlanner(UnitPacker):
 
 
 def _repeated(batches: Sequence[Documents], copies: int) -> Iterator[Documents]:
-    """Yield all batches `copies` times, in batches of no more tokens than those of a run."""
+    """Yield all batches `copies` times, in batches of no more tokens than a run has."""
     tokens = sum(int(batch.offsets[-1]) for batch in batches)
     most = max(_BATCH_TOKENS // max(tokens, 1), 1)
     for first in range(0, copies, most):

@@ -114,7 +114,7 @@ Part = Text | Table | Histogram
 
 @dataclass(frozen=True)
 class Section:
-    """Parts that belong together. Pages show the title, the terminal those of the parts."""
+    """Parts that belong together. Pages show the title, the terminal the parts' titles."""
 
     title: str
     parts: Sequence[Part]

@@ -100,7 +100,7 @@ def save(name: str, content: bytes) -> None:
 
 
 def _path(name: str) -> Path:
-    """Return the path of the page; for a link, that of its target, which is replaced."""
+    """Return the path of the page; for a link, of its target, which is replaced."""
     return Path(os.path.realpath(name)) if os.path.islink(name) else Path(name)
 
 

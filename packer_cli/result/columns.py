@@ -84,7 +84,7 @@ def schema(
 
 
 def stored_schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
-    """Return the Arrow schema of shards: `schema`, or for a view that of references."""
+    """Return the Arrow schema of shards: `schema`, or for a view the schema of references."""
     if not config.view:
         return schema(config, pad_token_id, tokenizer_sha256)
     return schema(config, 0, tokenizer_sha256, VIEW_COLUMNS)

@@ -96,7 +96,7 @@ class Shard(Struct, omit_defaults=True, rename={"values": "carried"}):
 
 
 def add_measured(total: dict[str, Measured], more: Mapping[str, Measured]) -> None:
-    """Add measured values of columns to those of others. INOUT total."""
+    """Add measured values of columns to a total. INOUT total."""
     for name, (count, low, high, values) in more.items():
         before = total.get(name, (0, low, high, 0.0))
         total[name] = (

@@ -119,7 +119,7 @@ class Mapped:
 
     @classmethod
     def of(cls, schema: Any, first: int = 0, batches: Sequence[Any] = ()) -> Mapped:
-        """Map the rows of record batches, the first of which has the number `first`."""
+        """Map the rows of record batches, numbered from `first` on."""
         sizes = np.array([batch.num_rows for batch in batches], np.int64)
         ends = first + np.cumsum(sizes)
         addresses = {field.name: _addresses(field, batches) for field in schema}

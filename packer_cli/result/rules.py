@@ -77,7 +77,7 @@ class RowLimits:
 
 
 def broken_rules(batch: Any, limits: RowLimits) -> list[Violation]:
-    """Check all rules but those of where segments come from: see `broken_sources`."""
+    """Check all rules, except where segments come from: see `broken_sources`."""
     if broken := _broken_places(batch, limits):  # segments cannot be located
         return broken
     names, ids = batch.schema.names, rows_of(batch.column("input_ids"))

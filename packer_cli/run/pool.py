@@ -124,7 +124,7 @@ _here = Reporter()  # of an interpreter that forks for a program with threads
 
 
 def _reporter_here() -> Reporter:
-    """Return the reporter of this process, as which that of the program is unpickled."""
+    """Return the reporter of this process: the program's own is unpickled as it."""
     return _here
 
 

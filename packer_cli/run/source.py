@@ -298,7 +298,7 @@ class _ShapeSource:
         return None if self._tokenizer is None else self._tokenizer.info
 
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """Yield the records of a slice: those of conversations and prompts as texts with spans."""
+        """Yield the records of a slice: conversations and prompts as texts with spans."""
         if self._read is not None:
             return self._read(file, part)
         return reader_for(file.format).read(file, part, self._shape, self._config)

@@ -172,7 +172,7 @@ class UnitContext:
         write_unit(self.folder, record)
 
     def _digests(self, unit: WorkUnit) -> list[tuple[int, str]]:
-        """Return (file, sha256) of the local inputs of which the unit reads the beginning. Raises
+        """Return (file, sha256) of local inputs that the unit reads from their beginning. Raises
         InputChangedError if an input of the unit is not what it was when the run began.
         """
         found = list[tuple[int, str]]()

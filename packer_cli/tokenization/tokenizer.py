@@ -43,7 +43,7 @@ SpanTokens = tuple[UInt32, Int64, UInt8 | None, Int64 | None]  # ..., the span o
 
 @dataclass(frozen=True)
 class Framing:
-    """Tokens around every document; None: those of the tokenizer's post-processor."""
+    """Tokens around every document; None: as the tokenizer's post-processor adds them."""
 
     bos: bool | None = None
     eos: bool = True
