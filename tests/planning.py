@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import packer
+from support import packer, succeeds
 
 from packer_cli import open_packed
 from packer_cli.result.rules import segments_in
@@ -23,8 +23,7 @@ _ORIGIN = {"directory", "inputs", "tokenizer", "chat_template", "config", "warni
 
 def planned(*arguments: object, **run: Any) -> dict[str, Any]:
     """The JSON of a plan that succeeds."""
-    result = packer("plan", *arguments, "--json", "-q")
-    assert result.exit_code == 0, result.stderr
+    result = succeeds("plan", *arguments, "--json", "-q")
     content: dict[str, Any] = json.loads(result.stdout)
     return content
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from planning import assert_planned
-from support import check_directory, heavy, packer
+from support import check_directory, heavy, packer, succeeds
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
@@ -178,11 +178,10 @@ def test_the_first_documents_of_every_file_are_recovered(
     name: str, encode: Callable[[list[str]], Tokens], excerpts: list[Path], tmp_path: Path
 ) -> None:
     out, tokenizer = tmp_path / "out", SHARED / "tokenizers" / name
-    result = packer(
+    succeeds(
         "pack", *excerpts, "-l", 1000, "-t", tokenizer, "-o", out, "-q", "--on-error", "skip",
         "--unit-bytes", "24K",
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     assert_recovered(out, excerpts, encode)
     assert len(open_packed(out).manifest["units"]) > len(FILES)
 

@@ -16,10 +16,10 @@ from support import (
     check_directory,
     children_of,
     jsonl,
-    packer,
     packer_script,
     processor_seconds,
     started,
+    succeeds,
     wait_for,
 )
 
@@ -70,7 +70,7 @@ def test_interrupted_at_a_bad_moment(program: str, more: list[str]) -> None:
     done = altered(program, *OPTIONS, *more)
     assert (done.returncode, done.stderr[:20]) == (130, "stopped: interrupted"), done.stderr
     assert not Path("out/manifest.json").exists()
-    assert packer(*OPTIONS, *more).exit_code == 0
+    succeeds(*OPTIONS, *more)
     check_directory("out")
 
 
@@ -131,5 +131,5 @@ def test_what_a_shell_has_it_ignore_is_ignored() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert packer(*OPTIONS).exit_code == 0
+    succeeds(*OPTIONS)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -16,7 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
-from support import COMPRESSORS, assert_error, contents, jsonl, pack, packer, recover_texts
+from support import (
+    COMPRESSORS,
+    assert_error,
+    contents,
+    jsonl,
+    pack,
+    packer,
+    recover_texts,
+    succeeds,
+)
 
 from packer_cli import storage
 
@@ -64,8 +73,7 @@ def test_a_url_gives_the_same_as_a_local_copy(form: str) -> None:
     manifest = pack(url, "-l", 32, "--unit-bytes", 700, "--workers", 2)
     assert recover_texts("out") == TEXTS
     assert manifest["inputs"][0]["path"] == url
-    result = packer("pack", form, "-l", 32, "-t", "bytes", "-q", "--unit-bytes", 700, "-o", "local")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", form, "-l", 32, "-t", "bytes", "-q", "--unit-bytes", 700, "-o", "local")
     local = json.loads(Path("local/manifest.json").read_text())
     own = {name: manifest["inputs"][0][name] for name in ("path", "version", "sha256")}
     local["inputs"][0] |= own  # of a URL, its version tells what it is
@@ -80,8 +88,7 @@ def test_folders_and_globs() -> None:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         data = jsonl(text) if name.endswith("jsonl") else COMPRESSORS["gz"](text.encode())
         Path(name).write_bytes(data)
-    packed = packer("pack", "e.jsonl", "-l", 8, "-t", "bytes", "-q", "-o", "d/packed")
-    assert packed.exit_code == 0, packed.stderr
+    succeeds("pack", "e.jsonl", "-l", 8, "-t", "bytes", "-q", "-o", "d/packed")
     upload()
     expected = {
         "bucket/d": "123", "bucket/d/": "123", "bucket": "0123", "bucket/*.jsonl": "0",
@@ -90,8 +97,7 @@ def test_folders_and_globs() -> None:
     for number, (name, texts) in enumerate(expected.items()):
         out = f"out-{number}"
         url = f"memory://{name}"
-        result = packer("pack", url, "-l", 8, "-t", "bytes", "-o", out)
-        assert result.exit_code == 0, result.stderr
+        result = succeeds("pack", url, "-l", 8, "-t", "bytes", "-o", out)
         assert "".join(recover_texts(out)) == texts, url
         warned = "d/packed: left out: it holds a result of packer" in result.stderr
         assert warned == (name.rstrip("/") in ("bucket", "bucket/d"))
@@ -308,8 +314,7 @@ def test_another_signature_goes_on(store: Any) -> None:
     info["/bucket/a.jsonl?sig=two"].created = info["/bucket/a.jsonl?sig=one"].created
     for rank, signature in enumerate(("one", "two")):
         ranks = ("--rank", rank, "--world-size", 2, "--unit-bytes", 700)
-        result = packer("pack", f"{URL}?sig={signature}", *QUIET, *ranks)
-        assert result.exit_code == 0, result.stderr
+        succeeds("pack", f"{URL}?sig={signature}", *QUIET, *ranks)
     assert recover_texts("out") == TEXTS
     both = packer("pack", f"{URL}?sig=one", f"{URL}?sig=two", *QUIET)
     assert_error(both, 2, f"{URL}: named twice; URLs that differ only in what follows ?")

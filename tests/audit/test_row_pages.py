@@ -17,7 +17,7 @@ import pytest
 import tiny_tokenizers as tiny
 from audited import DEFECTS, conversations, trl
 from pages import Page
-from support import assert_error, heavy, jsonl, packer, random_texts
+from support import assert_error, heavy, jsonl, packer, random_texts, succeeds
 
 from packer_cli.reports.page import rows_of_page
 from packer_cli.reports.show import Segment, Shown
@@ -116,9 +116,9 @@ def test_documents_have_their_files_and_places(name: str) -> None:
         ["pack", "tokens", "-l", 64, "--view", "-o", "view"],
         ["audit", name, "--html", "audit.html"],
     ):
-        assert packer(*command).exit_code == 0
+        succeeds(*command)
     numbers = re.findall(r'id="row-(\d+)"', Path("audit.html").read_text())
-    assert packer("show", name, *numbers, "--html", "show.html").exit_code == 0
+    succeeds("show", name, *numbers, "--html", "show.html")
     shown = [
         json.loads(line) for line in packer("show", name, *numbers, "--json").stdout.splitlines()
     ]
@@ -175,7 +175,7 @@ def test_a_page_of_long_rows_stays_small(tmp_path: Path, rows: int) -> None:
     table = pa.table({"input_ids": list(ids), "labels": list(labels)})
     pq.write_table(table, tmp_path / "a.parquet")
     command = ["show", tmp_path / "a.parquet", f"0-{rows - 1}", "--html", tmp_path / "page.html"]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     content = (tmp_path / "page.html").read_text()
     assert content.count('id="row-') == rows
     assert len(content) < 15e6 * rows / 200 + 1e6 * (rows < 200)

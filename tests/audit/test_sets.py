@@ -168,7 +168,7 @@ def test_the_tip_shows_rows_as_they_were_read() -> None:
     command = shlex.split(packer("audit", "a set", *options).stderr.partition("packer ")[2])
     assert command[:2] == ["show", "a set"]
     assert command[3:] == options
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     assert packer("audit", "a set").stderr.endswith("; add --tokenizer NAME to see text\n")
 
 
@@ -206,10 +206,10 @@ def test_eos_that_no_document_has(tmp_path: Path, column: str, ending: list[int]
 @pytest.mark.usefixtures("folder")
 def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
     Path("a.jsonl").write_bytes(text_lines(*random_texts(200)))
-    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
+    succeeds("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
     command = ["pack", "tokens", "-l", 64, "-q", "-o"]
-    assert packer(*command, "view", "--view").exit_code == 0
-    assert packer(*command, "rows").exit_code == 0
+    succeeds(*command, "view", "--view")
+    succeeds(*command, "rows")
     expected = audited("rows")
     for name, kind in (("view", "packer"), ("tokens", "packer-tokenized")):
         report = audited(name)
@@ -217,7 +217,7 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         assert report["tokens"] == expected["tokens"]
     for to in ("trl", "llamafactory", "megatron-bridge", "numpy", "parquet", "unpacked", "axolotl",
                "megatron"):  # fmt: skip
-        assert packer("export", "rows", "--to", to, "-o", f"to-{to}", "-q").exit_code == 0
+        succeeds("export", "rows", "--to", to, "-o", f"to-{to}", "-q")
         report = audited(f"to-{to}", *["-l", "64"] * (to == "axolotl"))
         own = found(report)
         if to == "unpacked":  # nothing predicts the first token of a piece, be it EOS
@@ -238,8 +238,8 @@ def test_what_an_export_puts_between_segments_is_no_text(tokenizer: str, multipl
     tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
     Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
     command = ["pack", "a.jsonl", "-t", tokenizer, "-l", 128, "--segment-multiple", multiple]
-    assert packer(*command, "-q", "-o", "rows").exit_code == 0
-    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+    succeeds(*command, "-q", "-o", "rows")
+    succeeds("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out")
     for options in ([], ["-t", tokenizer]):
         report = audited("out", *options)
         assert found(report).keys() <= {"duplicate-rows"}
@@ -414,8 +414,8 @@ def test_errors_count_rows_of_the_set(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_a_view_whose_tokens_have_moved() -> None:
     Path("a.jsonl").write_bytes(text_lines(*random_texts(50)))
-    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
-    assert packer("pack", "tokens", "-l", 64, "-q", "--view", "-o", "view").exit_code == 0
+    succeeds("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
+    succeeds("pack", "tokens", "-l", 64, "-q", "--view", "-o", "view")
     Path("tokens").rename("moved")
     result = packer("audit", "view")
     assert_error(result, 2, "its tokenized directory")
@@ -574,7 +574,7 @@ def test_npy_windows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "[]", "gone"])
 def test_a_result_of_packer_whose_manifest_is_damaged(folder: Path, damage: str) -> None:
     Path("a.jsonl").write_bytes(text_lines(*random_texts(20)))
-    assert packer("pack", "a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out").exit_code == 0
+    succeeds("pack", "a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out")
     manifest = Path("out/manifest.json")
     content = manifest.read_bytes()
     manifest.write_bytes(content[:100] if damage == "cut" else b"[]")

@@ -17,7 +17,7 @@ from chats import (
     user,
     write,
 )
-from support import check_directory, packer
+from support import check_directory, packer, succeeds
 
 from packer_cli.chat.documents import make_composer
 from packer_cli.errors import InternalError
@@ -60,8 +60,7 @@ def test_places_name_the_turn(folder: Path) -> None:
 def test_verify_finds_the_turns_again(folder: Path, sample: str) -> None:
     records = [THOUGHTS, chat(user("q"), assistant("a"))] * 30
     pack_chat(records, *EACH, template=LAST_THOUGHT)
-    checked = packer("verify", "out", "--against-inputs", "--sample", sample)
-    assert checked.exit_code == 0, checked.stdout
+    succeeds("verify", "out", "--against-inputs", "--sample", sample)
 
 
 def test_workers_units_and_additions(folder: Path) -> None:
@@ -70,12 +69,11 @@ def test_workers_units_and_additions(folder: Path) -> None:
     how = ("--chat-template", "t.jinja", "-l", 512, "-t", "bytes", "-q", "--unit-bytes", 3000)
     Path("t.jinja").write_text(LAST_THOUGHT)
     for out, workers in (("one", 1), ("two", 2)):
-        made = packer("pack", "data.jsonl", "-o", out, *how, *EACH, "--workers", workers)
-        assert made.exit_code == 0, made.stderr
+        succeeds("pack", "data.jsonl", "-o", out, *how, *EACH, "--workers", workers)
     assert check_directory("one") == check_directory("two")
     write(records[:20], "more.jsonl")
     add = ("pack", "data.jsonl", "more.jsonl", "-o", "one", *how, "--add")
-    assert packer(*add, *EACH).exit_code == 0
+    succeeds(*add, *EACH)
     assert check_directory("one")["documents"] == 150 + 30
     other = packer(*add)
     assert (other.exit_code, "turns" in other.stderr) == (2, True)
@@ -94,19 +92,15 @@ def test_too_long_turns_lose_their_oldest_ones(folder: Path) -> None:
 def test_tokenized_directories_have_turns_too(folder: Path) -> None:
     write([THOUGHTS] * 3)
     Path("t.jinja").write_text(LAST_THOUGHT)
-    made = packer("tokenize", "data.jsonl", "-o", "tokens", "-t", "bytes", *EACH,
+    succeeds("tokenize", "data.jsonl", "-o", "tokens", "-t", "bytes", *EACH,
                   "--chat-template", "t.jinja")  # fmt: skip
-    assert made.exit_code == 0, made.stderr
     place = len(json.dumps(THOUGHTS)) + 1
     assert f"data.jsonl byte {place} turn 1, " in packer("show", "tokens", 3).stdout
-    checked = packer("verify", "tokens", "--against-inputs", "--sample", "2")
-    assert checked.exit_code == 0, checked.stdout
-    made = packer("pack", "tokens", "-o", "out", "-l", 256, "--no-shuffle")
-    assert made.exit_code == 0, made.stderr
+    succeeds("verify", "tokens", "--against-inputs", "--sample", "2")
+    succeeds("pack", "tokens", "-o", "out", "-l", 256, "--no-shuffle")
     shown = "".join(packer("show", "out", row).stdout for row in range(3))
     assert f"data.jsonl byte {place} turn 0 (document 2 of tokens)" in shown
-    checked = packer("verify", "out", "--against-inputs", "--sample", "all")
-    assert checked.exit_code == 0, checked.stdout
+    succeeds("verify", "out", "--against-inputs", "--sample", "all")
 
 
 def test_the_report_says_how_much_is_repeated(folder: Path) -> None:

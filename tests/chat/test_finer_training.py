@@ -22,7 +22,7 @@ from chats import (
     user,
     write,
 )
-from support import check_directory, packer
+from support import check_directory, packer, succeeds
 
 THINKS = (
     "{% for m in messages %}<{{ m.role }}>"
@@ -59,9 +59,8 @@ def test_dialects_and_parquet(folder: Path) -> None:
     ]
     pq.write_table(pa.Table.from_pylist([{"messages": same}]), "data.parquet")
     Path("t.jinja").write_text(THINKS)
-    made = packer("pack", "data.parquet", "-o", "out", "-l", 256, "-t", "bytes", "--overwrite",
+    succeeds("pack", "data.parquet", "-o", "out", "-l", 256, "-t", "bytes", "--overwrite",
                   "--chat-template", "t.jinja")  # fmt: skip
-    assert made.exit_code == 0, made.stderr
     assert marked_pieces("out")[0].endswith(expected)
 
 
@@ -76,15 +75,12 @@ def test_tokens_verify_tokenize_and_stats(folder: Path) -> None:
     options = (WITHOUT, "--no-train-tool-calls")
     pack_chat(records * 20, *options, template=None, tokenizer=tokenizer)
     for sample in ("all", "3"):
-        checked = packer("verify", "out", "--against-inputs", "--sample", sample)
-        assert checked.exit_code == 0, checked.stdout
+        succeeds("verify", "out", "--against-inputs", "--sample", sample)
     write(records * 20)
-    made = packer("tokenize", "data.jsonl", "-o", "tokens", "-t", tokenizer, *options)
-    assert made.exit_code == 0, made.stderr
-    checked = packer("verify", "tokens", "--against-inputs")
-    assert checked.exit_code == 0, checked.stdout
+    succeeds("tokenize", "data.jsonl", "-o", "tokens", "-t", tokenizer, *options)
+    succeeds("verify", "tokens", "--against-inputs")
     assert "masked" in packer("stats", "tokens").stdout
-    assert packer("pack", "tokens", "-o", "again", "-l", 2048).exit_code == 0
+    succeeds("pack", "tokens", "-o", "again", "-l", 2048)
     assert check_directory("again")["trained_tokens"] == check_directory("out")["trained_tokens"]
 
 
@@ -96,8 +92,7 @@ def test_recipes_have_the_keys(folder: Path) -> None:
         'turns = "each"\ntrain_reasoning = false\ntrain_tool_calls = true\n'
         'tokenized = "tokens"\n[[source]]\nname = "a"\ninputs = ["data.jsonl"]\nweight = 1\n'
     )
-    made = packer("pack", "r.toml")
-    assert made.exit_code == 0, made.stderr
+    succeeds("pack", "r.toml")
     [manifest] = Path("tokens").rglob("manifest.json")
     config = json.loads(manifest.read_text())["config"]
     names = ("turns", "train_reasoning", "train_tool_calls")

@@ -21,13 +21,7 @@ from chats import (
     user,
     write,
 )
-from support import (
-    assert_error,
-    check_directory,
-    heavy,
-    packer,
-    recover_documents,
-)
+from support import assert_error, check_directory, heavy, packer, recover_documents, succeeds
 
 pytestmark = pytest.mark.forking
 SLOW = "has to be rendered"
@@ -86,8 +80,7 @@ def test_a_slow_record_is_a_bad_record(hurried: None, folder: Path, way: str) ->
     place = f"data.jsonl, line 8 (byte {positions(made)[7]}): "
     reason = "the chat template takes more than 0.1 s"
     assert_error(packer("pack", "data.jsonl", *how), 1, place + reason)
-    result = packer("pack", "data.jsonl", *how, "--on-error", "skip")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "data.jsonl", *how, "--on-error", "skip")
     manifest = check_directory("out")
     assert (manifest["rejected_records"], manifest["documents"]) == (2, 28)
     lines = [json.loads(line) for line in Path("out/rejected.jsonl").read_text().splitlines()]
@@ -100,7 +93,7 @@ def test_a_record_that_takes_all_memory_is_a_bad_record(folder: Path, way: str) 
     made = records(30, 7)
     write(made)
     how = options(when_asked(BIG_WAYS[way]), "--on-error", "skip")
-    assert packer("pack", "data.jsonl", *how).exit_code == 0
+    succeeds("pack", "data.jsonl", *how)
     assert check_directory("out")["documents"] == 29
     [line] = map(json.loads, Path("out/rejected.jsonl").read_text().splitlines())
     assert line["position"] == positions(made)[7]
@@ -123,8 +116,7 @@ def test_what_is_around_a_slow_record_is_as_without_it(
     how = (*how, "-l", 16_384)
     results = []
     for name in ("data.jsonl", "other.jsonl"):
-        result = packer("pack", name, *how, "--overwrite")
-        assert result.exit_code == 0, result.stderr
+        succeeds("pack", name, *how, "--overwrite")
         manifest = check_directory("out")
         assert (manifest["rejected_records"], manifest["documents"]) == (2, 3998)
         results.append([shard["tokens"] for shard in manifest["shards"]])
@@ -155,8 +147,7 @@ def test_a_conversation_that_is_slow_once_it_is_shortened(hurried: None, folder:
     when = "3 < messages | length < 20 and '?' in messages[0].content and not add_generation_prompt"
     slow = TAGS + "{% if " + when + " %}" + SLOW_WAYS["power"] + "{% endif %}"
     how = options(slow, "--overlong", "truncate-turns")
-    result = packer("pack", "data.jsonl", *how)
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "data.jsonl", *how)
     manifest = check_directory("out")
     assert (manifest["documents"], manifest["truncated_documents"]) == (2, 1)
 
@@ -176,7 +167,7 @@ def test_a_conversation_of_many_messages_keeps_to_the_limit(
     turns = [(user(f"{i}?"), assistant(f"{i}!")) for i in range(30_000)]
     write([chat(*(message for turn in turns for message in turn))])
     how = options(template, "--overlong", "truncate")
-    assert packer("pack", "data.jsonl", *how).exit_code == 0
+    succeeds("pack", "data.jsonl", *how)
 
 
 def test_slow_records_keep_no_file_open(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from chats import TAGS, assistant, chat, pack_marked, refused, run, user, write
-from support import assert_error, check_directory, contents, packer
+from support import assert_error, check_directory, contents, packer, succeeds
 
 from packer_cli.chat.syntax import reads_of
 
@@ -96,13 +96,12 @@ def test_arguments_are_part_of_the_run(folder: Path) -> None:
     assert_error(
         pack(*other), 2, "--template-arg was enable_thinking=false, is now enable_thinking=true"
     )
-    verified = packer("verify", "out", "--against-inputs", "--sample", "all")
-    assert verified.exit_code == 0, verified.stdout
+    succeeds("verify", "out", "--against-inputs", "--sample", "all")
     Path("t.jinja").write_text(THINKING.replace("is false", "is true"))
     assert pack(*own, "--overwrite").exit_code == 0
     one = contents("out")
-    assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
-    assert packer("tokenize", "data.jsonl", "-t", "bytes", "-o", "tokens", *own).exit_code == 0
+    succeeds("verify", "out", "--against-inputs", "--sample", "all")
+    succeeds("tokenize", "data.jsonl", "-t", "bytes", "-o", "tokens", *own)
     tokenized = json.loads(Path("tokens/manifest.json").read_text())
     assert tokenized["config"]["template_args"] == [["enable_thinking", "false"]]
     assert_error(packer("pack", "tokens", "-l", 512, "-o", "rows", "-q", *OFF), 2, "--template-arg")
@@ -120,7 +119,7 @@ def test_recipes_have_a_table_of_arguments(folder: Path) -> None:
     ):
         Path("mix.toml").write_text('inputs = ["data.jsonl"]\nchat_template = "t.jinja"\n' + text)
         how = ("-l", 512, "-t", "bytes", "-q")
-        assert packer("pack", "mix.toml", *how, "-o", "out", "--overwrite", *options).exit_code == 0
+        succeeds("pack", "mix.toml", *how, "-o", "out", "--overwrite", *options)
         assert f"[{day}]<user>" in packer("show", "out", 0).stdout.replace("⟦", "")
     for text, part in (
         ('template_args = "date_string"\n', "template_args: 'date_string' is not a table"),
@@ -144,8 +143,7 @@ def test_sources_have_arguments_of_their_own(folder: Path) -> None:
         '[[source]]\nname = "b"\ninputs = ["b.jsonl"]\nepochs = 1\n'
         'template_args = {date_string = "June"}\n'
     )
-    result = packer("pack", "mix.toml", "-l", 512, "-t", "bytes", "-o", "out")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "mix.toml", "-l", 512, "-t", "bytes", "-o", "out")
     days = {name: json.loads(Path(f"tokens/{name}/manifest.json").read_text())["config"]
             ["template_args"] for name in "ab"}  # fmt: skip
     assert days == {"a": [["date_string", '"May"']], "b": [["date_string", '"June"']]}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chats import chat_tokenizer
-from support import assert_error, check_directory, packer, recover_documents
+from support import assert_error, check_directory, packer, recover_documents, succeeds
 from traces import Json, branches_of, episodes
 
 from packer_cli.records import MOST_TURNS
@@ -41,8 +41,7 @@ def write(path: str, records: list[Json]) -> list[int]:
 
 
 def run(*arguments: Any) -> Json:
-    result = packer("pack", *arguments, "-l", 4096, "-q", "-o", "out", "--overwrite")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", *arguments, "-l", 4096, "-q", "-o", "out", "--overwrite")
     return check_directory("out")
 
 
@@ -107,12 +106,10 @@ def test_every_branch_is_its_nodes(form: str) -> None:
     assert facts["branches"] == count + facts["untrained_documents"]
     assert facts["traces"] == sum(len(one["traces"]) for one in records)
     assert facts["shared_tokens"] == sum(map(shared_tokens, records))
-    assert packer("tokenize", path, *CARRY, "-q", "-o", "tokenized").exit_code == 0
-    again = packer("pack", "tokenized", "-l", 4096, "-q", "-o", "again")
-    assert again.exit_code == 0, again.stderr
+    succeeds("tokenize", path, *CARRY, "-q", "-o", "tokenized")
+    succeeds("pack", "tokenized", "-l", 4096, "-q", "-o", "again")
     for out in ("out", "tokenized", "again"):
-        verified = packer("verify", out, "--against-inputs")
-        assert verified.exit_code == 0, verified.stderr
+        succeeds("verify", out, "--against-inputs")
     check_directory("again")
 
 
@@ -268,8 +265,7 @@ def test_what_is_no_trace_is_a_bad_record(name: str) -> None:
     write("a.jsonl", [good, record, good])
     command = ["pack", "a.jsonl", "-l", 64, "-o", "out", "-q", *options]
     assert_error(packer(*command), 1, "a.jsonl, line 2 (byte ", said)
-    result = packer(*command, "--on-error", "skip")
-    assert result.exit_code == 0, result.stderr
+    succeeds(*command, "--on-error", "skip")
     assert check_directory("out")["rejected_records"] == 1
     assert len(recover_documents("out")) == 2
 
@@ -359,12 +355,12 @@ def test_records_of_ids_beside_traces_have_the_weight_1() -> None:
     write("a.jsonl", [FLAT])
     write("b.jsonl", [{"input_ids": [1, 2], "labels": [-100, 2]}])
     for name in "ab":
-        assert packer("tokenize", f"{name}.jsonl", "-q", "-o", name).exit_code == 0
+        succeeds("tokenize", f"{name}.jsonl", "-q", "-o", name)
     command = ["pack", "a", "b", "-l", 64, "-q", "-o", "out"]
     refused = packer(*command)
     assert_error(refused, 2, "a carries loss_weights, b does not")
     default = refused.stderr.rpartition("--carry-default ")[2].strip()
-    assert packer(*command, "--carry-default", default).exit_code == 0
+    succeeds(*command, "--carry-default", default)
     assert sorted(one.tolist() for one in recover_documents("out", "loss_weights").values()) == [
         [0, 0, 1, 1, 1], [1, 1],
     ]  # fmt: skip
@@ -405,8 +401,7 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
     facts = run("a.jsonl", "-t", folder)
     assert (facts["compared_branches"], facts["drifted_branches"]) == (7, 4)
     assert "of 7 branches compared" in packer("stats", "out").stdout
-    verified = packer("verify", "out", "--against-inputs")
-    assert verified.exit_code == 0, verified.stderr
+    succeeds("verify", "out", "--against-inputs")
 
 
 def test_a_run_that_leaves_out_all_traces_says_so() -> None:

@@ -18,7 +18,7 @@ from chats import (
     user,
     write,
 )
-from support import check_directory, packer
+from support import check_directory, packer, succeeds
 from tokenizers import Tokenizer
 
 from packer_cli.result.wording import UNSHOWN
@@ -77,9 +77,9 @@ def test_one_line_warns_of_it(folder: Path) -> None:
     assert "reasoning (4 turns, 38 tokens)" in " ".join(shown.split())
     figures = json.loads(packer("stats", "out", "--json").stdout)
     assert (figures["unshown_reasoning"], figures["unshown_reasoning_turns"]) == (2, 4)
-    assert packer("verify", "out", "--against-inputs").exit_code == 0
-    assert packer("tokenize", "data.jsonl", "-t", "bytes", "-o", "tokens", "--chat-template",
-                  "t.jinja").exit_code == 0  # fmt: skip
+    succeeds("verify", "out", "--against-inputs")
+    succeeds("tokenize", "data.jsonl", "-t", "bytes", "-o", "tokens", "--chat-template",
+                  "t.jinja")  # fmt: skip
     assert "reasoning (4 turns" in " ".join(packer("stats", "tokens").stdout.split())
 
 

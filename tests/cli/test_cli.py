@@ -27,6 +27,7 @@ from support import (
     packer_script,
     recover_texts,
     started,
+    succeeds,
     wait_for,
 )
 from typer.main import get_command
@@ -134,8 +135,7 @@ def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
         result = packer_process("pack", name, *options, env=environment)
         assert (result.returncode, result.stderr) == (0, b"")
         directory = f"{Path(name).stem}-packed-16".replace("[", "").replace("]", "")
-        shown = packer("stats", directory, "--by", "input")
-        assert shown.exit_code == 0
+        shown = succeeds("stats", directory, "--by", "input")
         assert name.split("\n")[0] in shown.stdout
 
 
@@ -162,7 +162,7 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path) -> None:
         [ESCAPE],
     ]
     assert_error(packer("pack", "no\nsuch.jsonl", "-l", 8), 2, "no\\nsuch.jsonl: no such file")
-    assert packer("pack", "good", *options, "-o", "edited").exit_code == 0
+    succeeds("pack", "good", *options, "-o", "edited")
     edit(lambda manifest: manifest["config"].update(strategy=ESCAPE), "edited")
     for command in commands:
         done = packer(*command)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import jsonl, packer, packer_process
+from support import jsonl, packer, packer_process, succeeds
 from typer.main import get_command
 
 from packer_cli.cli.app import SECTIONS, app, options_in
@@ -40,8 +40,7 @@ def data(folder: Path) -> Path:
 
 def packed(*options: object) -> Any:
     """The manifest's config of a run that succeeds."""
-    result = packer("pack", "a.jsonl", "-t", "bytes", "-q", "-o", "out", "--overwrite", *options)
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "a.jsonl", "-t", "bytes", "-q", "-o", "out", "--overwrite", *options)
     return json.loads(Path("out/manifest.json").read_text())["config"]
 
 
@@ -138,7 +137,7 @@ VALUES: dict[str, dict[str, object]] = {
 def test_values_are_written_one_way(options: str) -> None:
     config = packed(*options.split())
     assert {name: config[name] for name in VALUES[options]} == VALUES[options]
-    assert packer("stats", "out", "--min-utilization", "0.001%").exit_code == 0
+    succeeds("stats", "out", "--min-utilization", "0.001%")
     assert packer("stats", "out", "--min-utilization", "100%").exit_code == 1
 
 

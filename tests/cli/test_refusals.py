@@ -11,7 +11,7 @@ import pytest
 import tiny_tokenizers
 from altered import unaltered
 from chats import TAGS, assistant, chat, user, write
-from support import assert_error, jsonl, packer
+from support import assert_error, jsonl, packer, succeeds
 
 BIG = "1" * 400
 EVEN = "--order even --ranks 1 --hidden-size 8"
@@ -229,8 +229,7 @@ def data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", LINES)
 def test_it_is_refused_in_two_lines(data: Path, line: str) -> None:
     if " packed " in line:
-        made = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "packed")
-        assert made.exit_code == 0
+        succeeds("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "packed")
     before = sorted(os.listdir())
     command, error, tip = ([part.strip() for part in line.split(" | ")] + [""])[:3]
     arguments = shlex.split(command)
@@ -271,7 +270,7 @@ def test_a_mistake_in_a_recipe_is_one_clear_error(data: Path, line: str) -> None
     ],
 )
 def test_with_json_errors_are_json(data: Path, command: list[str], code: int) -> None:
-    assert packer("pack", "a.jsonl", "-t", "bytes", "-l", 16, "-o", "out").exit_code == 0
+    succeeds("pack", "a.jsonl", "-t", "bytes", "-l", 16, "-o", "out")
     result = unaltered(*command)
     assert result.returncode == code
     problem = json.loads(result.stderr.splitlines()[-1])

@@ -30,6 +30,7 @@ from support import (
     packer,
     packer_process,
     recover_texts,
+    succeeds,
 )
 
 from packer_cli.errors import DataError
@@ -305,22 +306,21 @@ def test_arrays_by_stdin_url_and_option_and_their_updates(folder: Path) -> None:
         done = packer_process("pack", "-", *OPTIONS, "--overwrite", stdin=data)
         assert done.returncode == 0, done.stderr
         assert recover_texts("out") == texts
-        assert packer("verify", "out").exit_code == 0
+        succeeds("verify", "out")
     for name in (f"file://{folder}/a.json", "a.ndjson"):
         pack(name, "-l", 16, "--unit-bytes", 50, "--input-format", "json", "--overwrite")
         assert recover_texts("out") == texts
     Path("b.json").write_bytes(jsonl("b"))
     pack("a.json", "b.json", "-l", 16, "--overwrite")
-    assert packer("verify", "out", "--against-inputs", "--sample", "5").exit_code == 0
+    succeeds("verify", "out", "--against-inputs", "--sample", "5")
     Path("a.json").write_text(json.dumps([{"text": text} for text in texts[:2]]))
     assert packer("verify", "out", "--against-inputs").exit_code == 1
     manifest = pack("a.json", "b.json", "-l", 16, "--add")
     assert sorted(recover_texts("out")) == sorted([*texts[:2], "b"])
     assert [one["documents"] for one in manifest["inputs"]] == [2, 1]
-    done = packer("tokenize", "a.json", "-t", "bytes", "-q", "-o", "tokens")
-    assert done.exit_code == 0, done.stderr
-    assert packer("verify", "tokens", "--against-inputs", "--sample", "all").exit_code == 0
-    assert packer("plan", "a.json", "-l", "16", "-t", "bytes").exit_code == 0
+    succeeds("tokenize", "a.json", "-t", "bytes", "-q", "-o", "tokens")
+    succeeds("verify", "tokens", "--against-inputs", "--sample", "all")
+    succeeds("plan", "a.json", "-l", "16", "-t", "bytes")
 
 
 # Files

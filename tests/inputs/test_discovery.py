@@ -22,6 +22,7 @@ from support import (
     packer,
     recover_documents,
     recover_texts,
+    succeeds,
 )
 
 from packer_cli.inputs import byte_streams
@@ -94,11 +95,9 @@ def test_add_goes_by_the_inputs_not_by_the_list_and_other_commands_take_lists() 
     pack("@one.txt", "-l", 16)
     pack("@two.txt", "-l", 16, "--add")
     assert sorted(recover_texts("out")) == ["a.jsonl", "d/e.jsonl", "d/f.jsonl"]
-    assert packer("plan", "@one.txt", "-l", "16", "-t", "bytes").exit_code == 0
-    done = packer("tokenize", "@one.txt", "-t", "bytes", "-q", "-o", "tok")
-    assert done.exit_code == 0, done.stderr
-    done = packer("pack", "@all.txt", "-l", 16, "-q", "-o", "packed")
-    assert done.exit_code == 0, done.stderr
+    succeeds("plan", "@one.txt", "-l", "16", "-t", "bytes")
+    succeeds("tokenize", "@one.txt", "-t", "bytes", "-q", "-o", "tok")
+    succeeds("pack", "@all.txt", "-l", 16, "-q", "-o", "packed")
     assert sorted(recover_texts("packed")) == ["a.jsonl", "d/e.jsonl"]
 
 
@@ -168,11 +167,10 @@ def test_only_results_are_left_out_and_that_is_said(folder: Path) -> None:
     save({f"data/web/{name}.json": jsonl(name) for name in ("a", "manifest", "state")})
     save({f"data/running/.packer/{ID}/lock": b"", "data/running/sub/b.json": jsonl("b")})
     save({"data/running/rejected.json": b"-"})
-    assert packer("pack", "data/web", *QUIET, "-o", "data/done").exit_code == 0
+    succeeds("pack", "data/web", *QUIET, "-o", "data/done")
     assert Path("data/done/units.jsonl").exists()
     for number, root in enumerate(("data", "data/**/*.json", f"file://{folder}/data/**/*.json")):
-        result = packer("pack", root, "-l", 16, "-t", "bytes", "-o", f"out-{number}")
-        assert result.exit_code == 0, result.stderr
+        result = succeeds("pack", root, "-l", 16, "-t", "bytes", "-o", f"out-{number}")
         below = ["b"] * bool(number)  # a folder of a result is left out with all that is in it
         assert recover_texts(f"out-{number}") == [*below, "a", "manifest", "state"]
         at = root.removesuffix("/**/*.json")
@@ -203,7 +201,7 @@ def test_folders_of_datasets_and_links(folder: Path) -> None:
     (folder / "data/w").symlink_to(folder / "more")
     pq.write_table(pa.table({"text": ["z"]}), "data/w/z.parquet")
     for out in ("data/packed", "out"):  # which is no input then
-        assert packer("pack", "data", *QUIET, "-o", out).exit_code == 0
+        succeeds("pack", "data", *QUIET, "-o", out)
         assert recover_texts(out) == ["a", *names, "more/b.jsonl", "z"]
 
 
@@ -221,7 +219,7 @@ def test_two_names_of_a_file() -> None:
         other = inputs[-1].replace("*", "b")
         result = packer("pack", *inputs, *QUIET, "-o", "out")
         assert_error(result, 2, f"{other}: the same file as a.jsonl")
-    assert packer("pack", "b.jsonl", "d", *QUIET, "-o", "out").exit_code == 0
+    succeeds("pack", "b.jsonl", "d", *QUIET, "-o", "out")
 
 
 def test_a_name_that_is_not_utf8() -> None:
@@ -263,12 +261,10 @@ def test_a_folder_of_sources() -> None:
     assert {position for _, position in recover_documents("out")} == {0}
     shown = json.loads(packer("show", "out", "0", "--json").stdout.splitlines()[0])
     assert shown["segments"][0]["file"].startswith("src/")
-    done = packer("tokenize", "src", "-t", "bytes", "-q", "-o", "tokens", *WHOLE)
-    assert done.exit_code == 0, done.stderr
+    succeeds("tokenize", "src", "-t", "bytes", "-q", "-o", "tokens", *WHOLE)
     for name in ("out", "tokens"):
-        done = packer("verify", name, "--against-inputs", "--sample", "all")
-        assert done.exit_code == 0, done.stderr
-    assert packer("plan", "src", "-l", "16", "-t", "bytes", *WHOLE).exit_code == 0
+        succeeds("verify", name, "--against-inputs", "--sample", "all")
+    succeeds("plan", "src", "-l", "16", "-t", "bytes", *WHOLE)
     Path("src/a.py").write_text("new")
     pack("src", "-l", 16, *WHOLE, "--add")
     assert sorted(recover_texts("out")) == sorted((SOURCES | {"src/a.py": "new"}).values())
@@ -289,7 +285,7 @@ def test_sources_that_are_named_compressed_or_beside_data() -> None:
     pack("any", "-l", 16, *WHOLE, "--input-format", "text", "--overwrite")
     assert recover_texts("out") == ["all:\n", "a", "{\n}\n"]
     for name, output in (("src/z.rst", "z-packed-16"), ("@list.txt", "list-packed-16")):
-        assert packer("pack", name, *QUIET, *WHOLE).exit_code == 0
+        succeeds("pack", name, *QUIET, *WHOLE)
         assert Path(output).is_dir() or Path("src", output).is_dir()
 
 

@@ -19,6 +19,7 @@ from support import (
     pack,
     packer,
     recover_documents,
+    succeeds,
 )
 
 from packer_cli.result.layout import digest
@@ -111,8 +112,7 @@ def test_slices_are_documents(unit_bytes: object) -> None:
         tokens = [sum(map(len, documents[start:stop])) for _, start, stop in slices]
         assert max(tokens) < 2 * sum(tokens) / len(tokens) + 2000
     for sample in ("all", "20"):
-        result = packer("verify", "out", "--against-inputs", "--sample", sample)
-        assert result.exit_code == 0, result.stderr
+        succeeds("verify", "out", "--against-inputs", "--sample", sample)
 
 
 BAD_DOCUMENTS = [
@@ -181,8 +181,7 @@ def test_other_files_called_bin_are_left_out_of_a_folder(folder: Path) -> None:
     Path("data").mkdir()
     Path("data/model.bin").write_bytes(b"weights")
     Path("data/b.jsonl").write_text('{"input_ids": [1, 2]}\n')
-    result = packer("pack", "data", "-l", 6, "-o", "out")
-    assert result.exit_code == 0
+    result = succeeds("pack", "data", "-l", 6, "-o", "out")
     assert "data/model.bin: left out: there is no model.idx beside it" in result.stderr
     assert inputs_of(check_directory("out")) == ["data/b.jsonl"]
     megatron("data/c")  # beside a pair, it may be one that has lost its index
@@ -217,8 +216,7 @@ def test_an_index_that_changes_changes_the_input() -> None:
     assert "up to date" in again.stderr
     megatron("a", sequences=[1, 2, 1, 4, 2])
     os.utime("a.bin", ns=(times.st_atime_ns, times.st_mtime_ns))
-    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--add")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--add")
     check_directory("out")
     assert documents_packed() == expected([[5], [6, 7], [8], [1, 2, 3, 4], [9, 9]])
 

@@ -26,6 +26,7 @@ from support import (
     jsonl,
     packer,
     recover_documents,
+    succeeds,
     work_folder,
 )
 from tokenizing import documents_in, tokenize
@@ -48,8 +49,7 @@ def write_texts(name: str, count: int, seed: int = 0, most: int = 300) -> list[s
 
 
 def pack(*arguments: object, out: str = "out") -> dict[str, Any]:
-    done = packer("pack", *arguments, "-q", "-o", out)
-    assert done.exit_code == 0, done.stderr
+    succeeds("pack", *arguments, "-q", "-o", out)
     return check_directory(out)
 
 
@@ -186,8 +186,7 @@ def test_every_document_once_and_the_same_bytes_however_they_are_packed(
     pack(*command, "--workers", 1, out="one")
     pack(*command, "--workers", 5, out="five")
     for rank in (1, 0):
-        done = packer("pack", *command, "-q", "--rank", rank, "--world-size", 2, "-o", "ranks")
-        assert done.exit_code == 0, done.stderr
+        succeeds("pack", *command, "-q", "--rank", rank, "--world-size", 2, "-o", "ranks")
     assert contents("one") == contents("five") == contents("ranks")
 
 
@@ -332,11 +331,11 @@ def test_what_does_not_go_together(three: list[list[str]], folder: Path) -> None
 def test_how_a_directory_is_named(one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     pack("a", "-l", 64, out="usual")
     for name in ("a", "a/", "a/manifest.json", "./a"):
-        assert packer("pack", name, "-l", 64, "-q", "--overwrite").exit_code == 0
+        succeeds("pack", name, "-l", 64, "-q", "--overwrite")
         assert [path.name for path in Path().glob("*-packed-64")] == ["a-packed-64"]
         assert rows_in("a-packed-64") == rows_in("usual")
     monkeypatch.chdir("a")
-    assert packer("pack", "manifest.json", "-l", 64, "-q", "-o", "../out").exit_code == 0
+    succeeds("pack", "manifest.json", "-l", 64, "-q", "-o", "../out")
     assert rows_in("../out") == rows_in("../usual")
 
 
@@ -356,7 +355,7 @@ def test_tokenized_directories_that_are_not_named(one: None) -> None:
         done = packer("pack", name, "-l", 64, "-q", "-o", "out")
         assert_error(done, 2, message)
         assert "tokenized" in done.stderr.splitlines()[-1]
-    assert packer("pack", "sets/my a", "-l", 64, "-q", "-o", "out").exit_code == 0
+    succeeds("pack", "sets/my a", "-l", 64, "-q", "-o", "out")
     Path("a.jsonl").rename("sets/a.jsonl")  # beside others they are left out, and that is said
     note = "packer: sets/my a: left out: it holds a result of packer; to pack its tokens, name it"
     for name in ("sets", "sets/**"):

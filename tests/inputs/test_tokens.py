@@ -15,7 +15,7 @@ import tiny_tokenizers as tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from packer_cli._kernels import reference
-from support import assert_error, check_directory, pack, packer, recover_documents
+from support import assert_error, check_directory, pack, packer, recover_documents, succeeds
 
 from packer_cli import open_packed
 from packer_cli.inputs.record_columns import Row, faultless, one_by_one
@@ -57,8 +57,7 @@ def test_token_ids_with_labels_and_mask(folder: Path, kind: str) -> None:
     else:
         pq.write_table(pa.table(id_columns(kind)), folder / "a.parquet")
         name = "a.parquet"
-    result = packer("pack", name, "-l", 6, "--strategy", "next-fit", "-q", "-o", "out")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", name, "-l", 6, "--strategy", "next-fit", "-q", "-o", "out")
     manifest = check_directory("out")
     assert [tokens.tolist() for tokens in recover_documents("out").values()] == [
         [5, 6, 7], [2, 3],  # the empty one is not packed; masked tokens are padding
@@ -201,7 +200,7 @@ def test_ids_that_the_tokenizer_does_not_have(folder: Path, tokenizer: str, high
     options = ["-l", 8, "-o", "out", "-q", "-t", tokenizer]
     good, bad = ([1, highest], [1, highest + 1])
     (folder / "a.jsonl").write_text(json.dumps({"input_ids": good}) + "\n")
-    assert packer("pack", "a.jsonl", *options).exit_code == 0
+    succeeds("pack", "a.jsonl", *options)
     (folder / "b.jsonl").write_text(f'{json.dumps({"input_ids": good})}\n{{"input_ids": {bad}}}\n')
     result = packer("pack", "b.jsonl", *options, "--overwrite")
     assert_error(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import heavy, packer
+from support import heavy, succeeds
 from tokenizing import tokenize
 
 from packer_cli import open_packed
@@ -76,8 +76,7 @@ def test_stretches_have_the_sources_in_their_shares(max_length: int, tokens: int
     """
     tokenized_sources(tokens)
     Path("mix.toml").write_text(recipe(tokens, max_length))
-    done = packer("pack", "mix.toml", "-q", "-o", "out")
-    assert done.exit_code == 0, done.stderr
+    succeeds("pack", "mix.toml", "-q", "-o", "out")
     rows, squares = tokens_of_rows("out")
     share = rows.sum(axis=0) / rows.sum()
     assert share == pytest.approx([share for share, _ in SOURCES.values()], abs=0.001)

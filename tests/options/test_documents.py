@@ -28,7 +28,7 @@ from chats import (
     user,
     write,
 )
-from support import assert_error, line_limit, packer
+from support import assert_error, line_limit, packer, succeeds
 
 HI = [user("Hi"), assistant("Hello")]
 HI_MARKED = "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
@@ -597,7 +597,7 @@ def test_json_of_arrow_that_is_not_valid_is_a_bad_record(folder: Path) -> None:
     command = ("pack", "text.parquet", "-l", 9, "-t", "bytes", "-o", "text", "--carry-default",
                "reward.of=0", "--carry", "reward.of:float32")  # fmt: skip
     assert_error(packer(*command), 1, "row 1", "the reward.of holds JSON that is not valid")
-    assert packer(*command, "--on-error", "skip").exit_code == 0
+    succeeds(*command, "--on-error", "skip")
     manifest = json.loads(Path("text/manifest.json").read_bytes())
     assert (manifest["documents"], manifest["rejected_records"]) == (1, 2)
 
@@ -621,10 +621,9 @@ def test_a_field_is_for_the_files_that_have_it(folder: Path) -> None:
     Path("tags.jinja").write_text(TAGS)
     command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
                "--chat-template", "tags.jinja")  # fmt: skip
-    done = packer(*command, "--field", "messages=picked")
-    assert done.exit_code == 0, done.stderr
+    succeeds(*command, "--field", "messages=picked")
     assert marked("out") == [PAIR, HI_MARKED]
-    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    succeeds("verify", "out", "--against-inputs")
     done = packer(*command, "--field", "messages=pick", "--overwrite")
     assert_error(done, 1, "a.jsonl: records have no 'pick'; fields found: question, answer")
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from chats import TAGS, assistant, chat, marked, run, user, write
-from support import assert_error, packer
+from support import assert_error, packer, succeeds
 
 ASKED, GOOD, BAD = user("2+2="), assistant("4"), assistant("5")
 TALK, WRONG = [ASKED, GOOD], [ASKED, BAD]
@@ -153,7 +153,7 @@ def test_the_tip_for_a_source_of_a_recipe_is_its_keys(folder: Path, name: str) -
     keys = re.search(r"add (.*) in the source to train", refused.stderr)
     assert keys
     Path("mix.toml").write_text(recipe + keys[1] + "\n")
-    assert packer("pack", "mix.toml", "-o", "out", "-q").exit_code == 0
+    succeeds("pack", "mix.toml", "-o", "out", "-q")
     assert sorted(marked("out")) == sorted([PAIR, text, text])
 
 

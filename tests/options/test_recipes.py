@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import assert_error, check_directory, contents, jsonl, packer
+from support import assert_error, check_directory, contents, jsonl, packer, succeeds
 
 from packer_cli import open_packed
 from packer_cli.options.options import Amount
@@ -144,22 +144,20 @@ def test_a_configuration_file_is_the_same_as_its_options() -> None:
         'columns = ["input_ids", "cu_seqlens", "position_ids"]\nworkers = 1\n'
         'max_loss = "1%"\nunit_bytes = "1K"\ntokenizer = "bytes"\n'
     )
-    result = packer("pack", "run.toml", "-q")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "run.toml", "-q")
     options = ["--max-length", 16, "--strategy", "ff", "--no-bos",
                "--columns", "input_ids,cu_seqlens,position_ids", "--workers", 1,
                "--max-loss", "1%", "--unit-bytes", "1K", "-t", "bytes"]  # fmt: skip
-    assert packer("pack", "a.jsonl", "b.jsonl", *options, "-q", "-o", "out").exit_code == 0
+    succeeds("pack", "a.jsonl", "b.jsonl", *options, "-q", "-o", "out")
     assert contents("run-packed-16") == contents("out")
-    again = packer("pack", "run.toml", "-q", "-l", 16, "--add", "--json")
-    assert again.exit_code == 0, again.stderr
-    assert packer("pack", "run.toml", "-l", 8, "-q").exit_code == 0
-    assert packer("verify", "run-packed-8").exit_code == 0
+    succeeds("pack", "run.toml", "-q", "-l", 16, "--add", "--json")
+    succeeds("pack", "run.toml", "-l", 8, "-q")
+    succeeds("verify", "run-packed-8")
 
 
 def test_a_recipe_that_begins_with_a_byte_order_mark() -> None:
     Path("mark.toml").write_bytes(b'\xef\xbb\xbfinputs = "a.jsonl"\nmax_length = 16')
-    assert packer("pack", "mark.toml", "-q").exit_code == 0
+    succeeds("pack", "mark.toml", "-q")
 
 
 MIX = f"""
@@ -178,8 +176,7 @@ def test_a_recipe_is_packed_into_one_result_or_one_for_each_side() -> None:
         Path(f"{name}.jsonl").write_text("\n".join(records))
 
     def packed(*options: object, recipe: str = "mix.toml") -> Any:
-        result = packer("pack", recipe, "-q", "--json", *options)
-        assert result.exit_code == 0, result.stderr
+        result = succeeds("pack", recipe, "-q", "--json", *options)
         assert result.stderr == ""
         return json.loads(result.stdout)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import heavy, pack, packer
+from support import heavy, pack, packer, succeeds
 
 from packer_cli import PackPlan, open_packed, plan_packing
 from packer_cli.options.options import NAMES, takes_input_order
@@ -171,7 +171,7 @@ def test_rows_of_several_files(folder: Path, shuffle: str) -> None:
     assert exact["one_length"] > 0.9
     assert exact["spread"] < 0.3
     for name in ("mixed", "exact"):
-        assert packer("verify", name, "--against-inputs").exit_code == 0
+        succeeds("verify", name, "--against-inputs")
     counts = open_packed("mixed").manifest["histograms"]
     many = sum(counts["segments_per_row"][2:])
     assert sum(counts["one_length"]) == sum(counts["one_input"]) == many

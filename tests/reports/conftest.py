@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from showing import IN_ORDER, TEXTS
 from spoiling import tokenize
-from support import jsonl, pack, packer
+from support import jsonl, pack, succeeds
 
 
 @pytest.fixture
@@ -39,6 +39,5 @@ def carried(folder: Path) -> Path:
     names = ("logprobs:float32", "top:int32[2]", "reward:bfloat16")
     tokenize("a.jsonl", "-o", "tokens", *(part for name in names for part in ("--carry", name)))
     for output, how in (("out", []), ("view", ["--view"])):
-        result = packer("pack", "tokens", "-l", 8, "-q", "-o", output, *IN_ORDER, *how)
-        assert result.exit_code == 0, result.stderr
+        succeeds("pack", "tokens", "-l", 8, "-q", "-o", output, *IN_ORDER, *how)
     return folder / "out"

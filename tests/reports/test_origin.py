@@ -11,7 +11,7 @@ import tiny_tokenizers
 from approving import assert_approved
 from chats import TAGS, assistant, chat, user, write
 from showing import on_terminal
-from support import jsonl, packer
+from support import jsonl, packer, succeeds
 
 pytestmark = pytest.mark.usefixtures("folder")
 CONFIG = {"eos_token": tiny_tokenizers.EOS, "bos_token": tiny_tokenizers.BOS}
@@ -24,8 +24,7 @@ def tokenizer(**more: Any) -> Path:
 
 def origin(*arguments: object) -> dict[str, str]:
     """What `packer pack` says first, by its titles; `packer stats` says the same."""
-    packed = packer("pack", *arguments, "-q", "-o", "out", "--overwrite")
-    assert packed.exit_code == 0, packed.stderr
+    packed = succeeds("pack", *arguments, "-q", "-o", "out", "--overwrite")
     shown = packer("stats", "out").stdout
     assert shown.startswith(packed.stdout)
     origin_text, figures = packed.stdout.split("\n\n", 1)
@@ -68,9 +67,8 @@ def test_inputs_tokenizers_and_templates() -> None:
 
 def test_json_of_what_a_result_was_made_of() -> None:
     write([chat(user("hello"), assistant("hi"))])
-    packed = packer("pack", "data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS), "-q",
+    succeeds("pack", "data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS), "-q",
                     "-o", "out")  # fmt: skip
-    assert packed.exit_code == 0
     report, manifest = as_json(), json.loads(Path("out/manifest.json").read_bytes())
     assert list(report)[:5] == ["directory", "inputs", "tokenizer", "chat_template", "config"]
     assert report["inputs"] == {"count": 1, "bytes": Path("data.jsonl").stat().st_size}
@@ -107,8 +105,7 @@ def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:
         deep / "my-model", tiny_tokenizers.byte_level(), tokenizer_config=CONFIG
     )
     options = ["--seed", 7, "--max-loss", 0.5, "--no-shuffle"]
-    done = packer("pack", deep / "c.jsonl", "-l", 32, "-q", "-t", folder, "-o", "out", *options)
-    assert done.exit_code == 0
+    succeeds("pack", deep / "c.jsonl", "-l", 32, "-q", "-t", folder, "-o", "out", *options)
     for by in ("input", "shard"):
         shown = on_terminal("stats", "out", "--by", by, NO_COLOR="1", TERM="dumb")
         lines = [line for line in shown.splitlines() if not line.endswith("c.jsonl")]

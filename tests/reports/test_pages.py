@@ -11,7 +11,7 @@ import pytest
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from pages import Page, assert_stands_alone
 from spoiling import edit
-from support import assert_error, jsonl, pack, packer, packer_process
+from support import assert_error, jsonl, pack, packer, packer_process, succeeds
 
 from packer_cli.errors import DataError
 from packer_cli.storage import put_file
@@ -73,10 +73,9 @@ def test_names_stay_text() -> None:
     for name in inputs:
         Path(name).write_bytes(jsonl("text"))
     out = "<b>&\"'out"
-    packed = packer("pack", *(f"./{name}" for name in inputs), "-l", 8, "--input-format", "jsonl",
+    succeeds("pack", *(f"./{name}" for name in inputs), "-l", 8, "--input-format", "jsonl",
                     "-t", "bytes", "-q", "-o", out)  # fmt: skip
-    assert packed.exit_code == 0, packed.stderr
-    assert packer("stats", out, "--html", "page.html").exit_code == 0
+    succeeds("stats", out, "--html", "page.html")
     content = Path("page.html").read_bytes()
     assert_stands_alone(content)
     page = Page(content)
@@ -110,8 +109,7 @@ def test_an_incomplete_result_says_so() -> None:
     packed = packer("pack", "a.jsonl", "-l", 16, "--overlong", "drop", "--max-loss", 0, "-t",
                     "bytes", "-o", "out")  # fmt: skip
     assert packed.exit_code == 1
-    result = packer("stats", "out", "--html", "-")
-    assert result.exit_code == 0
+    result = succeeds("stats", "out", "--html", "-")
     page = Page(result.stdout_bytes)
     assert "Marked incomplete: " in page.text
     assert page.boxes["dropped"][0] == "1"
@@ -168,7 +166,7 @@ def test_where_no_page_is_written() -> None:
 @pytest.mark.parametrize("leads", ["to nothing", "to an empty file", "to a page"])
 def test_a_link_beside_a_page_is_not_followed(leads: str) -> None:
     packed()
-    assert packer("stats", "out", "--html", "page.html").exit_code == 0
+    succeeds("stats", "out", "--html", "page.html")
     content = b"" if leads == "to an empty file" else Path("page.html").read_bytes()
     if leads != "to nothing":
         Path("mine").write_bytes(content)

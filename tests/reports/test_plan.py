@@ -18,7 +18,16 @@ from altered import unaltered
 from approving import assert_approved
 from pages import Page, assert_stands_alone
 from planning import assert_planned, planned
-from support import ALL_COLUMNS, assert_error, contents, heavy, jsonl, packer, packer_process
+from support import (
+    ALL_COLUMNS,
+    assert_error,
+    contents,
+    heavy,
+    jsonl,
+    packer,
+    packer_process,
+    succeeds,
+)
 
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
@@ -76,7 +85,7 @@ def test_units_windows_and_shards(folder: Path) -> None:
 
 def test_tokenized_directories_and_views_of_them() -> None:
     for name, of in (("text", (DOCUMENTS, "-t", "bytes")), ("chats", CHAT)):
-        assert packer("tokenize", *of, "-o", name, "-q", "--json").exit_code == 0
+        succeeds("tokenize", *of, "-o", name, "-q", "--json")
     ways = ["best-fit", "next-fit", "wrap"]
     assert_planned(["text"], [500, 1024], ways, "--unit-bytes", "100k")
     shown = packer("plan", "text", "-l", 500, "-q").stdout
@@ -87,9 +96,8 @@ def test_tokenized_directories_and_views_of_them() -> None:
 
 
 def test_bytes_of_a_view_are_counted() -> None:
-    assert packer("tokenize", DOCUMENTS, "-t", "bytes", "-o", "text", "-q").exit_code == 0
-    result = packer("pack", "text", "-l", 500, "--view", "-o", "view", "-q", "--json")
-    assert result.exit_code == 0, result.stderr
+    succeeds("tokenize", DOCUMENTS, "-t", "bytes", "-o", "text", "-q")
+    result = succeeds("pack", "text", "-l", 500, "--view", "-o", "view", "-q", "--json")
     (outcome,) = planned("text", "-l", 500, "--view")["outcomes"]
     for name in ("rows", "segments", "tokens", "trained_tokens", "bytes", "shards"):
         assert outcome[name] == json.loads(result.stdout)[name]
@@ -280,7 +288,7 @@ def test_losses_beyond_max_loss_are_said_and_fail(folder: Path) -> None:
 def test_the_tables(folder: Path) -> None:
     """Of texts, with losses and a sample that reads all; of bad records; of a directory."""
     (folder / "a.jsonl").write_bytes(lines(3, 4) + jsonl("", "") + b"not JSON\n")
-    assert packer("tokenize", *CHAT, "-q", "-o", "tokens").exit_code == 0
+    succeeds("tokenize", *CHAT, "-q", "-o", "tokens")
     texts = (DOCUMENTS, "-l", "512,4k", "--strategy", "best-fit,wrap", "--sample", "5%")
     bad = ("a.jsonl", "-l", 8, "--on-error", "skip")
     plans = [packer("plan", *of, "-t", "bytes", "-q") for of in (texts, bad)]

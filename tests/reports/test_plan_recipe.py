@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mixed import write_sources
 from planning import planned
-from support import assert_error, contents, packer
+from support import assert_error, contents, packer, succeeds
 
 RECIPE = """
 max_length = 512
@@ -40,8 +40,7 @@ def _recipe(folder: Path) -> None:
 
 
 def _pack(*options: object) -> None:
-    result = packer("pack", "mix.toml", "-q", *options)
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "mix.toml", "-q", *options)
 
 
 def _stats(*arguments: object) -> dict[str, Any]:

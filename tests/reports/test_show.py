@@ -17,7 +17,16 @@ from approving import assert_approved
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from showing import IN_ORDER, on_terminal, show, show_json, texts_of, write_ids
 from spoiling import arrow_file, edit, rewrite, tokenize
-from support import assert_error, jsonl, pack, packer, packer_process, packer_script, shard_of
+from support import (
+    assert_error,
+    jsonl,
+    pack,
+    packer,
+    packer_process,
+    packer_script,
+    shard_of,
+    succeeds,
+)
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -126,7 +135,7 @@ def test_without_labels_all_is_plain_and_a_note_says_so(folder: Path) -> None:
 
 def test_ids_without_a_tokenizer_are_shown_as_ids(folder: Path) -> None:
     write_ids(folder / "a.jsonl", ([7, 8, 9], [0, 1, 1]))
-    assert packer("pack", "a.jsonl", "-l", 4, "-q", "-o", "out").exit_code == 0
+    succeeds("pack", "a.jsonl", "-l", 4, "-q", "-o", "out")
     result = packer("show", "out")
     assert result.stderr == (
         "packer: showing token ids: the data came as input_ids, without a tokenizer\n"
@@ -142,8 +151,7 @@ def pack_with(document: tiny_tokenizers.Json, name: str, length: int = 64, **fil
     tokenizer = tiny_tokenizers.save(
         Path("tok"), document, tokenizer_config={"eos_token": "</s>"}, **files
     )
-    result = packer("pack", name, "-l", length, "-t", tokenizer, "-q", "-o", "out", *IN_ORDER)
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", name, "-l", length, "-t", tokenizer, "-q", "-o", "out", *IN_ORDER)
 
 
 NASTY = "The quick  brown fox\n\n  naïve café, Привет 你好 👍🏽 don't"
@@ -284,8 +292,7 @@ def test_documents_that_are_not_there() -> None:
 @pytest.mark.usefixtures("tokenized")
 def test_rows_say_where_their_documents_were_first() -> None:
     Path("out").rename("tokens")
-    result = packer("pack", "tokens", "-l", 16, "--no-shuffle", "-q", "-o", "out")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "tokens", "-l", 16, "--no-shuffle", "-q", "-o", "out")
     found = {}
     for row in show_json("0", "-1"):
         for one in row["segments"]:

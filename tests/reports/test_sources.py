@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from approving import assert_approved
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
-from support import assert_error, packer
+from support import assert_error, packer, succeeds
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,7 @@ def _sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _stats(*arguments: object) -> str:
-    result = packer("stats", *arguments)
-    assert result.exit_code == 0, result.stderr
+    result = succeeds("stats", *arguments)
     return str(result.stdout)
 
 
@@ -101,8 +100,7 @@ def test_commands_for_one_result_name_both_sides_or_the_one_that_is_missing() ->
 
 @pytest.mark.usefixtures("split")
 def test_both_sides_of_a_split_are_verified() -> None:
-    result = packer("verify", "out", "--against-inputs", "-q")
-    assert result.exit_code == 0, result.stderr
+    result = succeeds("verify", "out", "--against-inputs", "-q")
     places = [line.split(":")[0] for line in result.stdout.splitlines()]
     assert places == ["out/train", "out/validation"]
     content = json.loads(packer("verify", "out", "--json", "-q").stdout)

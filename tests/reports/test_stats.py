@@ -12,7 +12,7 @@ import pytest
 from approving import assert_approved
 from chats import assistant, chat, pack_chat, user, write
 from spoiling import arrow_file, edit, rewrite, tokenize
-from support import assert_error, jsonl, pack, packer, shard_of
+from support import assert_error, jsonl, pack, packer, shard_of, succeeds
 from varied_results import write_carried
 
 from packer_cli.result.counts import SHOWN_TOTALS
@@ -220,7 +220,7 @@ def test_figures_of_carried_columns_are_the_same_for_any_number_of_workers(folde
     options = write_carried(folder)
     for workers in (1, 3):
         output = f"out-{workers}"
-        assert packer("pack", *options, "-q", "-o", output, "--workers", workers).exit_code == 0
+        succeeds("pack", *options, "-q", "-o", output, "--workers", workers)
         made.append(Path(output, "manifest.json").read_bytes())
     assert made[0] == made[1]
     assert "carried" in made[0].decode()
@@ -258,18 +258,18 @@ def test_texts(folder: Path, what: str) -> None:
         {f"{what}_documents": 1, f"{what}_tokens": 31 - left},
     ]
     assert_approved(f"stats of {what} documents", stats("--by", "input"))
-    assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
+    succeeds("verify", "out", "--against-inputs", "--sample", "all")
 
 
 def test_documents_of_tokenized_directories(folder: Path) -> None:
     """Whose batches mix documents of several inputs."""
     write_texts(folder)
     for name in ("a", "b", "c"):
-        assert packer("tokenize", f"{name}.jsonl", "-t", "bytes", "-o", name).exit_code == 0
+        succeeds("tokenize", f"{name}.jsonl", "-t", "bytes", "-o", name)
         (own,) = json.loads(Path(name, "manifest.json").read_bytes())["inputs"]
         assert not own.keys() & {*LOSSES}
     inputs = "a", "b", "c", "-o", "out"
-    assert packer("pack", *inputs, "-l", 16, "--overlong", "drop").exit_code == 0
+    succeeds("pack", *inputs, "-l", 16, "--overlong", "drop")
     assert losses(json.loads(Path("out/manifest.json").read_bytes())) == [
         {"dropped_documents": 2, "dropped_tokens": 121}, {},
         {"dropped_documents": 1, "dropped_tokens": 31},

@@ -10,7 +10,7 @@ import pytest
 from approving import assert_approved
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from showing import IN_ORDER, TEXTS
-from support import assert_error, jsonl, pack, packer
+from support import assert_error, jsonl, pack, packer, succeeds
 
 from packer_cli.result.opening import open_packed
 from packer_cli.result.reader import Joined
@@ -70,8 +70,7 @@ def test_documents_are_named_by_their_first_inputs_and_sources() -> None:
     pack_mixed(recipe_of(IN_SHARES, max_length=512))
     found = step_json("--step", 3, *SIZES)
     assert {segment["source"] for one in found for segment in one["segments"]} == {*IN_SHARES}
-    made = packer("pack", "mix-tokenized/web", "-l", 512, "--view", "-o", "view", "-q")
-    assert made.exit_code == 0
+    succeeds("pack", "mix-tokenized/web", "-l", 512, "--view", "-o", "view", "-q")
     (row,) = step_json("--step", 3, "--ranks", 1, directory="view")
     assert {one["tokenized"] for one in row["segments"]} == {"mix-tokenized/web"}
     Path("mix-tokenized/web").rename("moved")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from approving import assert_approved
-from support import assert_error, jsonl, packer, squared_lengths_by_hand
+from support import assert_error, jsonl, packer, squared_lengths_by_hand, succeeds
 
 from packer_cli.cli import stats
 from packer_cli.steps import Order, Schedule, StepSizes
@@ -25,7 +25,7 @@ def out(folder: Path) -> None:
     random_ = random.Random(0)
     lengths = (min(int(random_.lognormvariate(3, 1.5)), L - 1) for _ in range(2000))
     Path("a.jsonl").write_bytes(jsonl(*("x" * length for length in lengths)))
-    assert packer("pack", "a.jsonl", "-l", L, "-t", "bytes", "-q", "-o", "out").exit_code == 0
+    succeeds("pack", "a.jsonl", "-l", L, "-t", "bytes", "-q", "-o", "out")
 
 
 def steps_in(directory: object = "out", *sizes: object) -> dict[str, Any]:
@@ -74,16 +74,16 @@ def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_views_and_sides_of_a_split() -> None:
-    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
+    succeeds("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
     for name, more in (("view", ["--view"]), ("rows", [])):
-        assert packer("pack", "tokens", "-l", L, *more, "-q", "-o", name).exit_code == 0
+        succeeds("pack", "tokens", "-l", L, *more, "-q", "-o", name)
     assert steps_in("view") == steps_in("rows")
     refused = packer("stats", "tokens", *SIZES)
     assert_error(refused, 2, "--ranks: tokens holds documents, which are not in rows yet")
     recipe = 'max_length = 256\ntokenizer = "bytes"\n[validation]\nshare = 0.1\n'
     source = '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\nweight = 1\n'
     Path("mix.toml").write_text(recipe + source)
-    assert packer("pack", "mix.toml", "-q", "-o", "both").exit_code == 0
+    succeeds("pack", "mix.toml", "-q", "-o", "both")
     both = json.loads(packer("stats", "both", *SIZES, "--json").stdout)
     assert both["train"]["steps"] == steps_in("both/train")
     assert both["validation"]["steps"]["steps"] == 0

@@ -28,6 +28,7 @@ from support import (
     packer,
     random_ids,
     squared_lengths_by_hand,
+    succeeds,
 )
 from varied_results import texts
 
@@ -57,8 +58,7 @@ def results(
     folder = tmp_path_factory.mktemp("results")
     data, options = folder / "data.jsonl", [*FORMS[request.param], "-q"]
     data.write_text(random_ids(300, longest=90))
-    done = packer("tokenize", data, "-o", folder / "tokens", "-q")
-    assert done.exit_code == 0, done.stderr
+    succeeds("tokenize", data, "-o", folder / "tokens", "-q")
     for name, more in (("out", []), ("view", ["--view"])):
         done = packer("pack", folder / "tokens", "-o", folder / name, *options, *more)
         if "--columns" in options and more:
@@ -74,7 +74,7 @@ def other_length(packed: PackedDirectory) -> Path:
     """A result of longer rows beside this one."""
     output = packed.path.parent / "longer"
     arguments = "pack", packed.path.parent / "tokens", "-l", 128, "-q", "--overwrite"
-    assert packer(*arguments, "-o", output).exit_code == 0
+    succeeds(*arguments, "-o", output)
     return output
 
 
@@ -152,7 +152,7 @@ def test_rows_that_are_not_there(
 
 def test_a_shard_without_a_column_that_the_manifest_names(folder: Path) -> None:
     Path("data.jsonl").write_text(random_ids(20))
-    assert packer("pack", "data.jsonl", "-l", 64, "-o", "out", "-q").exit_code == 0
+    succeeds("pack", "data.jsonl", "-l", 64, "-o", "out", "-q")
     packed = open_packed("out")
     columns = (*packed.facts.config.columns, "position_ids")
     object.__setattr__(packed.facts.config, "columns", columns)
@@ -281,6 +281,5 @@ def test_and_the_result_is_used_like_any(newer: dict[str, Any]) -> None:
     # the checksum covers what was added: without it, nobody knows whose the files are
     assert_error(packer(*pack_again), 2, "manifest.json: was edited, so it does not say which")
     path.write_text(text)
-    again = packer(*pack_again)
-    assert again.exit_code == 0, again.stderr
+    succeeds(*pack_again)
     assert "added" not in contents("out")["manifest.json"].decode()

@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from support import packer, random_ids
+from support import random_ids, succeeds
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
@@ -34,9 +34,7 @@ def upload(directory: str) -> None:
 def shard(folder: Path) -> str:
     """The name of one of several shards of a result, in out/ and at URL."""
     Path("a.jsonl").write_text(random_ids(300, longest=90))
-    assert (
-        packer("pack", "a.jsonl", "-l", 64, "--unit-bytes", "15K", "-o", "out", "-q").exit_code == 0
-    )
+    succeeds("pack", "a.jsonl", "-l", 64, "--unit-bytes", "15K", "-o", "out", "-q")
     upload("out")
     shards = open_packed("out").facts.shards
     assert len(shards) > 3
@@ -117,7 +115,7 @@ def test_what_is_not_the_manifests_is_never_read(shard: str) -> None:
 def test_a_result_that_is_replaced_while_it_is_read(shard: str) -> None:
     packed = open_packed(URL, cache="cache")
     shutil.rmtree("out")
-    assert packer("pack", "a.jsonl", "-l", 32, "-o", "out", "-q").exit_code == 0
+    succeeds("pack", "a.jsonl", "-l", 32, "-o", "out", "-q")
     upload("out")
     for read in (rows, squared_lengths):
         with pytest.raises(DataError, match=f"{URL}: was replaced by another result"):
@@ -134,7 +132,7 @@ def test_what_is_refused(shard: str) -> None:
     with pytest.raises(DataError, match="cannot write: Not a directory"):
         rows(open_packed(URL, cache="cache"))
     for command in ("tokenize a.jsonl -o tokens -q", "pack tokens -l 64 --view -o view -q"):
-        assert packer(*command.split()).exit_code == 0
+        succeeds(*command.split())
     upload("view")
     with pytest.raises(UsageError, match="memory://bucket/view: a view, which is only read from"):
         open_packed("memory://bucket/view")

@@ -15,7 +15,16 @@ import pytest
 import tiny_tokenizers
 from exporting import table_of
 from spoiling import edit
-from support import ALL_COLUMNS, assert_error, check_directory, contents, jsonl, packer, shard_of
+from support import (
+    ALL_COLUMNS,
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    packer,
+    shard_of,
+    succeeds,
+)
 from varied_results import conversation, texts
 
 from packer_cli import open_packed
@@ -49,14 +58,12 @@ def tokenize(name: str, lines: bytes) -> str:
     """A tokenized directory of that name."""
     Path(f"{name}.jsonl").write_bytes(lines)
     own = [] if b"input_ids" in lines else ["-t", "bytes"]
-    result = packer("tokenize", f"{name}.jsonl", *own, "-o", name, "-q")
-    assert result.exit_code == 0, result.stderr
+    succeeds("tokenize", f"{name}.jsonl", *own, "-o", name, "-q")
     return name
 
 
 def pack(*arguments: object, output: str = "packed") -> dict[str, Any]:
-    result = packer("pack", *arguments, "-q", "-o", output)
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", *arguments, "-q", "-o", output)
     return check_directory(output)
 
 
@@ -94,14 +101,13 @@ def test_a_view_is_the_packed_directory(folder: Path, name: str) -> None:
     for total in ("rows", "segments", "tokens", "trained_tokens", "histograms"):
         assert view[total] == packed[total]
     export = "export", "view", "--to", "packed", "-o", "out", "-q"
-    result = packer(*export)
-    assert result.exit_code == 0, result.stderr
+    succeeds(*export)
     assert contents("out") == contents("packed")
     if "--columns" not in options:
         saved = []
         for directory in ("view", "packed"):
             to = ["--to", "unpacked", "-o", f"unpacked-{directory}", "-q"]
-            assert packer("export", directory, *to).exit_code == 0
+            succeeds("export", directory, *to)
             saved.append(table_of(Path(f"unpacked-{directory}")))
         assert saved[0] == saved[1]
     assert_error(packer(*export, "--overwrite"), 2, "out: holds a finished result")
@@ -124,11 +130,10 @@ def test_the_commands_serve_a_view(view: Path) -> None:
         assert of_view.exit_code == 0, of_view.stderr
         names = [shard_of(name).name for name in ("view", "packed")]
         assert of_view.stdout.replace(*names) == of_packed.stdout
-    assert packer("stats", "view", "--deep").exit_code == 0
+    succeeds("stats", "view", "--deep")
     for to in ("numpy", "trl", "megatron"):  # columns, rows, documents
         for name in ("view", "packed"):
-            result = packer("export", name, "--to", to, "-o", f"{to}-{name}", "-q")
-            assert result.exit_code == 0, result.stderr
+            succeeds("export", name, "--to", to, "-o", f"{to}-{name}", "-q")
         for path in Path(f"{to}-packed").rglob("*"):
             if path.is_file() and path.name not in (".packer-export.json", "state.json"):
                 same = Path(f"{to}-view") / path.relative_to(f"{to}-packed")
@@ -209,7 +214,7 @@ class TestTokensThatMoved:
         monkeypatch.chdir("training")
         for named in ("../view", "../view/", f"{folder}/view"):
             assert table(named).equals(expected)
-            assert packer("verify", named, "-q").exit_code == 0
+            succeeds("verify", named, "-q")
         for name in "ab":
             shutil.move(f"../{name}", "../view")
         monkeypatch.chdir("/")
@@ -265,7 +270,7 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], None] | None, str, str]] = {
 def test_damage_of_a_view_is_not_taken_over(folder: Path, damage: str) -> None:
     tiny_tokenizers.save(folder / "tok", tiny_tokenizers.byte_level())
     Path("a.jsonl").write_bytes(text_lines(9))
-    assert packer("tokenize", "a.jsonl", "-t", "tok", "-q", "-o", "a").exit_code == 0
+    succeeds("tokenize", "a.jsonl", "-t", "tok", "-q", "-o", "a")
     pack("a", "-l", 64, "--view", output="view")
     change, name, message = DAMAGED[damage]
     if change:

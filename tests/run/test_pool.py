@@ -31,6 +31,7 @@ from support import (
     processor_seconds,
     random_texts,
     started,
+    succeeds,
     wait_for,
 )
 
@@ -191,7 +192,7 @@ def test_killed_workers_of_a_run(data: Path, of: Callable[..., list[str]], kills
         return
     assert run.returncode == 0, stderr
     assert f"{LOST}; its work is done again, attempt 2 of 3" in stderr
-    assert packer(*of("--workers", 1)[1:], "one").exit_code == 0
+    succeeds(*of("--workers", 1)[1:], "one")
     assert contents("out") == contents("one")
 
 
@@ -204,8 +205,8 @@ def test_workers_end_with_the_run(data: Path, number: signal.Signals) -> None:
         run.communicate(timeout=300)
     assert run.returncode in ({-9} if number == signal.SIGKILL else {0, 130})
     assert wait_for(lambda: not any(map(is_alive, children)))
-    assert packer(*of_texts("--workers", 3)[1:], "out").exit_code == 0
-    assert packer(*of_texts("--workers", 1)[1:], "one").exit_code == 0
+    succeeds(*of_texts("--workers", 3)[1:], "out")
+    succeeds(*of_texts("--workers", 1)[1:], "one")
     assert contents("out") == contents("one")
 
 
@@ -353,7 +354,7 @@ def test_a_run_has_one_thread_when_it_forks(folder: Path, of_tokens: bool) -> No
     pq.write_table(pa.table({"text": texts, "more": [text * 9 for text in texts]}), "data.parquet")
     inputs = ["data.parquet"]
     if of_tokens:
-        assert packer("tokenize", *inputs, "-t", tokenizer, "-o", "tokens").exit_code == 0
+        succeeds("tokenize", *inputs, "-t", tokenizer, "-o", "tokens")
         inputs, tokenizer = ["tokens"], ""
     named = ["-t", tokenizer] if tokenizer else []
     done = altered(WITHOUT_THREADS, "pack", *inputs, "-l", "64", *named, "-o", "out")
@@ -378,7 +379,7 @@ def test_a_program_with_threads(apart: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "chat template: t.jinja" in done.stdout
     command = of_chats(TAGS, "--unit-bytes", 4000, "-o", "out")[1:]
-    assert packer(*command).exit_code == 0
+    succeeds(*command)
     assert contents("apart") == contents("out")
     shutil.rmtree("apart")
     write([*many(30), {"messages": 5}])

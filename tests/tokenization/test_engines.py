@@ -15,7 +15,7 @@ import pytest
 import tiny_tokenizers as tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from support import assert_error, check_directory, contents, jsonl, packer
+from support import assert_error, check_directory, contents, jsonl, packer, succeeds
 from tiny_tokenizers import EOS
 
 from packer_cli.records import Int64, UInt32
@@ -61,8 +61,7 @@ def both_engines(make: Callable[[], tiny.Json]) -> tuple[FastEngine, ReferenceEn
 
 
 def packed_by(backend: str, name: str) -> dict[str, bytes]:
-    result = packer(*PACK, "-o", name, "--tokenizer-backend", backend)
-    assert result.exit_code == 0, result.stderr
+    succeeds(*PACK, "-o", name, "--tokenizer-backend", backend)
     check_directory(name)
     return contents(name)
 

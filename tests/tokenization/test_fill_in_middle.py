@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
-from support import assert_error, check_directory, packer, recover_documents
+from support import assert_error, check_directory, packer, recover_documents, succeeds
 from tokenizers import Tokenizer
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -61,8 +61,7 @@ def parts_of(ids: list[int], path: Path, tokens: tuple[str, ...] = QWEN) -> list
 
 def pack(*arguments: object, out: str = "out") -> dict[str, Any]:
     """Pack, check the result, give its manifest."""
-    result = packer("pack", *arguments, "-q", "--overwrite", "-o", out)
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", *arguments, "-q", "--overwrite", "-o", out)
     return check_directory(out)
 
 
@@ -95,7 +94,7 @@ def test_every_text_is_whole_and_some_are_rearranged(
     assert 0.4 * filled < rearranged < 0.6 * filled
     assert manifest["special_tokens_in_text"] == 0
     assert manifest["empty_documents"] == len(TEXTS) - filled
-    assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
+    succeeds("verify", "out", "--against-inputs", "--sample", "all")
 
 
 def test_the_share_that_has_the_suffix_first(tokenizer: _Tokens) -> None:
@@ -122,7 +121,7 @@ def test_a_text_is_the_same_document_wherever_it_is(tokenizer: _Tokens) -> None:
 
 def test_tokenized_once_and_packed(tokenizer: _Tokens) -> None:
     options = ["-t", tokenizer(), "--fim-rate", 0.5]
-    assert packer("tokenize", "texts.jsonl", *options, "-o", "tokens").exit_code == 0
+    succeeds("tokenize", "texts.jsonl", *options, "-o", "tokens")
     manifest = json.loads(Path("tokens/manifest.json").read_text())
     raw = pack("texts.jsonl", "-l", 512, *options)
     assert manifest["fim_documents"] == raw["fim_documents"] > 0

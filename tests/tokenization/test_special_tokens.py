@@ -12,7 +12,7 @@ import tiny_tokenizers as tiny
 from chats import CHATML, assistant, chat, chat_tokenizer, pack_chat, refused, user
 from hypothesis import given
 from hypothesis import strategies as st
-from support import check_directory, jsonl, packer, recover_documents
+from support import check_directory, jsonl, packer, recover_documents, succeeds
 from tokenizers import Tokenizer
 
 from packer_cli.tokenization.specials import Specials, SpecialToken
@@ -70,7 +70,7 @@ def test_those_that_a_record_spells_out(folder: Path, case: str) -> None:
     how: dict[str, Any] = {"template": None, "tokenizer": tokenizer}
     assert pack_chat([record], **how)["special_tokens_in_text"] == count
     assert ids_of("out")[0].count(end) == expected
-    assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
+    succeeds("verify", "out", "--against-inputs", "--sample", "all")
     Path("out").rename("kept")
     options = ["--special-tokens-in-text", "error"]
     parts = ["data.jsonl, line 1", "its content spells out the special token '<|im_end|>'"]
@@ -90,8 +90,7 @@ def test_what_the_vocabulary_lacks_is_not_spelled_out(
 ) -> None:
     tiny.save(folder / "tok", make(), tokenizer_config={"eos_token": tiny.EOS})
     Path("data.jsonl").write_bytes(jsonl("ꙮ ꙮꙮ", "the <unk> one <unk></s>", "ꙮ"))
-    result = packer("pack", "data.jsonl", "-l", 64, "-t", "tok", "-o", "out", "-q")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "data.jsonl", "-l", 64, "-t", "tok", "-o", "out", "-q")
     assert check_directory("out")["special_tokens_in_text"] == 3
     unknown = special_ids(folder / "tok")[tiny.UNKNOWN]
     counts = [ids.count(unknown) for ids in ids_of("out")]
@@ -104,11 +103,10 @@ def test_what_the_vocabulary_lacks_is_not_spelled_out(
 def test_those_of_plain_texts(folder: Path, policy: str, backend: str) -> None:
     tiny.save(folder / "tok", tiny.sentencepiece(), tokenizer_config={"eos_token": tiny.EOS})
     Path("data.jsonl").write_bytes(jsonl("the one", "a</s>b <s>", "  the</s>"))
-    result = packer(
+    succeeds(
         "pack", "data.jsonl", "-l", 64, "-t", "tok", "-o", "out", "-q", "--on-error", "skip",
         "--special-tokens-in-text", policy, "--tokenizer-backend", backend,
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     manifest = check_directory("out")
     documents = ids_of("out")
     assert manifest["rejected_records"] == 2 * (policy == "error")

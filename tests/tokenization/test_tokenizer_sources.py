@@ -20,6 +20,7 @@ from support import (
     packer,
     packer_process,
     recover_documents,
+    succeeds,
 )
 from tiny_tokenizers import EOS
 from tokenizers import Tokenizer
@@ -51,7 +52,7 @@ def test_the_output_holds_the_tokenizer(folder: Path) -> None:
     companions = {"tokenizer_config": CONFIG, "special_tokens_map": {"bos_token": "<s>"}}
     tiny.save(folder / "tok", tiny.byte_level(), **companions)
     (folder / "tok/chat_template.jinja").write_text("{{ messages }}")
-    assert packer(*PACK, "-t", "tok", "-q").exit_code == 0
+    succeeds(*PACK, "-t", "tok", "-q")
     manifest = check_directory("out")
     kept = locate("out")
     assert manifest["tokenizer"]["source"] == "tok"
@@ -116,7 +117,7 @@ def test_tokens_that_only_other_files_name_are_added(folder: Path, case: str) ->
     want = reference.encode(f"the {START}user{END}", add_special_tokens=False).ids
     assert [want[want.index(ids[0])], want[-1]] == ids
     for source, output in (("tok", "out"), ("out", "again")):  # a result keeps all of them
-        assert packer(*PACK, "-t", source, "-o", output, "--no-eos", "-q").exit_code == 0
+        succeeds(*PACK, "-t", source, "-o", output, "--no-eos", "-q")
         check_directory(output)
         assert [one.tolist() for one in recover_documents(output).values()] == [want]
 
@@ -158,8 +159,7 @@ def test_a_turn_that_the_tokenizer_cannot_encode_makes_its_record_bad(folder: Pa
     options = ("-t", "tok", "--chat-template", "t.jinja", "--turns", "each", "--allow-open-turns")
     failed = packer(*PACK, "-q", *options)
     assert_error(failed, 1, f"data.jsonl, line 2 (byte {len(lines[0]) + 1})", "cannot be encoded")
-    done = packer(*PACK, "-q", *options, "--on-error", "skip")
-    assert done.exit_code == 0, done.stderr
+    succeeds(*PACK, "-q", *options, "--on-error", "skip")
     manifest = json.loads(Path("out/manifest.json").read_bytes())
     assert (manifest["documents"], manifest["rejected_records"]) == (3, 1)
 
@@ -211,8 +211,7 @@ def test_the_option_comes_before_the_environment_before_bytes(
         tiny.save(Path(name), tiny.byte_level())
     if variable is not None:
         monkeypatch.setenv("PACKER_TOKENIZER", variable)
-    result = packer(*PACK, *(["-t", option] if option else []))
-    assert result.exit_code == 0, result.stderr
+    result = succeeds(*PACK, *(["-t", option] if option else []))
     assert check_directory("out")["tokenizer"]["source"] == source
     announced = "using the built-in bytes tokenizer" in result.stderr
     assert announced == (source == "bytes" and option is None)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_tokenizers as tiny
-from support import assert_error, check_directory, jsonl, packer, recover_documents
+from support import assert_error, check_directory, jsonl, packer, recover_documents, succeeds
 from tiny_tokenizers import BOS, BOS_ID, EOS, EOS_ID
 
 from packer_cli import open_packed
@@ -174,7 +174,7 @@ def test_an_unusable_eos_is_an_error_that_names_the_option(
     assert "--no-eos" in result.stderr
     assert not Path("data-packed-8").exists()
     if not arguments:
-        assert packer(*command, "--no-eos", "-q").exit_code == 0
+        succeeds(*command, "--no-eos", "-q")
         assert [ids.tolist() for ids in recover_documents("data-packed-8").values()] == [
             [document["model"]["vocab"]["a"]]
         ]
@@ -184,8 +184,7 @@ def test_padding_is_masked_by_position_not_by_id(folder: Path) -> None:
     """The pad id, here that of EOS, stays a trained token wherever a document holds it."""
     tiny.save(folder / "tok", tiny.letters(), tokenizer_config=EOS_CONFIG)
     Path("data.jsonl").write_bytes(jsonl("x</s>y"))
-    result = packer("pack", "data.jsonl", "-l", "6", "-t", "tok", "-o", "out", "-q")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", "data.jsonl", "-l", "6", "-t", "tok", "-o", "out", "-q")
     manifest = check_directory("out")
     assert manifest["tokenizer"]["pad_token_id"] == EOS_ID
     packed = open_packed("out")
@@ -201,7 +200,7 @@ def test_padding_is_masked_by_position_not_by_id(folder: Path) -> None:
 def test_texts_without_a_token_are_counted_as_empty(folder: Path) -> None:
     tiny.save(folder / "tok", tiny.with_template(tiny.letters(), BOS, "A", EOS))
     Path("data.jsonl").write_bytes(jsonl("", "abc", "x", "  "))
-    assert packer("pack", "data.jsonl", "-l", "6", "-t", "tok", "-q", "-o", "out").exit_code == 0
+    succeeds("pack", "data.jsonl", "-l", "6", "-t", "tok", "-q", "-o", "out")
     manifest = check_directory("out")
     assert (manifest["documents"], manifest["empty_documents"]) == (1, 3)
     assert [ids.tolist() for ids in recover_documents("out").values()] == [[BOS_ID, X, EOS_ID]]

@@ -17,7 +17,7 @@ import pytest
 import tiny_tokenizers
 from altered import unaltered
 from spoiling import arrow_file, edit, rewrite, tokenize
-from support import assert_error, jsonl, pack, packer, shard_of
+from support import assert_error, jsonl, pack, packer, shard_of, succeeds
 from verifying import TEXTS, assert_sound, changed, first, forge, position_in, problems
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -294,7 +294,7 @@ def test_a_manifest_of_no_use(packed: Path, change: Callable[[Any], Any], messag
 def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str) -> None:
     Path("a.jsonl").write_bytes(jsonl("one", "two"))
     again = ("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "-q")
-    assert packer(*again).exit_code == 0
+    succeeds(*again)
     Path("out", name).unlink()
     os.mkfifo(f"out/{name}")
     loop = ("--ranks", 1, "--hidden-size", 8)
@@ -328,7 +328,7 @@ def test_a_flipped_bit_is_not_packed_under_a_fresh_digest(
     for command in (("tokenize", "a.jsonl", "-t", "bytes", "-o", "tok"),
                     ("pack", "tok", "-l", max_length, "-o", "rows"),
                     ("pack", "tok", "-l", max_length, "-o", "view", "--view")):  # fmt: skip
-        assert packer(*command, "-q").exit_code == 0
+        succeeds(*command, "-q")
     documents = next(Path("tok").glob("documents-*"))
     flip_bit(documents, column)
     what = "content_hash" if column == "input_ids" else "trained_tokens"
@@ -351,8 +351,8 @@ def test_a_file_of_another_size_is_not_read(folder: Path, name: str) -> None:
     Path("a.jsonl").write_bytes(jsonl("one", "two"))
     tiny_tokenizers.save(Path("t"), tiny_tokenizers.byte_level())
     again = ("pack", "a.jsonl", "-l", 16, "-t", "t", "-o", "out", "-q")
-    assert packer(*again).exit_code == 0
-    assert packer("tokenize", "a.jsonl", "-t", "t", "-o", "tok", "-q").exit_code == 0
+    succeeds(*again)
+    succeeds("tokenize", "a.jsonl", "-t", "t", "-o", "tok", "-q")
     for directory in ("out", "tok"):
         if Path(directory, name).exists():
             os.truncate(Path(directory, name), 1 << 40)
@@ -387,8 +387,8 @@ def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -
     tiny_tokenizers.save(Path("tok"), tiny_tokenizers.byte_level(), tokenizer_config=files)
     for command in (("tokenize", "-o", "toks"), ("pack", "-l", 16, "-o", "packed")):
         how = ("a.jsonl", "-t", "tok", "-q", "--on-error", "skip")
-        assert packer(command[0], *how, *command[1:]).exit_code == 0
-    assert packer("pack", "toks", "-l", 16, "--view", "-q", "-o", "view").exit_code == 0
+        succeeds(command[0], *how, *command[1:])
+    succeeds("pack", "toks", "-l", 16, "--view", "-q", "-o", "view")
     recipe = 'max_length = 16\ntokenizer = "tok"\n[[source]]\nname = "a"\ninputs = ["a.jsonl"]\n'
     Path("mix.toml").write_text(f'{recipe}epochs = 1\n[validation]\nshare = "50%"\n')
     for directory in ("saved", "mix"):

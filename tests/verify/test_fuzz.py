@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers
-from support import ALL_COLUMNS, jsonl, packer
+from support import ALL_COLUMNS, jsonl, succeeds
 
 MUTATIONS = int(os.environ.get("PACKER_FUZZ", "30"))
 _AT_ONCE = 40
@@ -29,8 +29,7 @@ def result(folder: Path) -> Path:
     )
     options = ["-l", 16, "--unit-bytes", 600, *ALL_COLUMNS, "--segment-multiple", 4]
     options += ["--balance", "attention", "--max-segments-per-row", 3, "--on-error", "skip"]
-    done = packer("pack", "a.jsonl", *options, "-t", "tok", "-q", "-o", "out")
-    assert done.exit_code == 0, done.stderr
+    succeeds("pack", "a.jsonl", *options, "-t", "tok", "-q", "-o", "out")
     return folder / "out"
 
 
