@@ -17,10 +17,11 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING
 from functools import cache
 from importlib import import_module
@@ -40,7 +41,6 @@ from packer_cli.errors import (
     one_line,
     visible,
 )
-from packer_cli.interrupts import interruptible
 from packer_cli.options.option import (
     DeclaredOption,
     OptionGroup,
@@ -65,6 +65,8 @@ _OTHER_NAMES = {
     "stat": "stats", "check": "verify", "validate": "verify", "convert": "export",
     "trace": "show", "preprocess": "pack", "lint": "audit",
 }  # fmt: skip
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_DESTRUCTOR_SECONDS = 0.1  # until a destructor has ended, on a busy machine, too
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _URL = re.compile(r"(--[a-z-]+=|-o)?@?[a-z][a-z0-9+.:-]*://", re.IGNORECASE)
 _MOST = 2_000  # characters of a line of an error, which may quote data
@@ -282,12 +284,45 @@ def _shown(argument: str) -> str:
     return public(argument)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A context in which Ctrl-C and SIGTERM raise KeyboardInterrupt, at whatever step a command is.
+
+    A signal that is ignored (nohup, `&` in a script) stays ignored. One that comes inside a
+    destructor, where nothing can be raised, is sent again.
+    """
+    before = sys.unraisablehook
+
+    def look(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            before(dropped)
+            return
+        at_end = signal.getsignal(signal.SIGALRM)
+
+        def again(number: int, frame: object) -> None:
+            signal.signal(signal.SIGALRM, at_end)
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, _DESTRUCTOR_SECONDS)
+
+    with ExitStack() as stack:
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN and handler is not None:
+                stack.callback(signal.signal, number, handler)
+                signal.signal(number, signal.default_int_handler)
+        stack.callback(setattr, sys, "unraisablehook", before)
+        sys.unraisablehook = look
+        yield
+
+
 class _Command(TyperCommand):
     """A command whose errors end it as two lines on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with interruptible():
+            with _interruptible():
                 super().invoke(ctx)
                 sys.stdout.flush()
         except typer.Exit:
