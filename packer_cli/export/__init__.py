@@ -271,7 +271,7 @@ def _settle(real: Path, new: Path, old: Path) -> None:
     remove what was not finished.
     """
     if old.exists() and not (real.exists() and os.listdir(real)):
-        old.rename(real)
+        os.rename(old, real)
     for path in filter(Path.exists, (new, old)):
         if names := _foreign_in(path):
             raise in_the_way(path, names)
@@ -281,10 +281,10 @@ def _settle(real: Path, new: Path, old: Path) -> None:
 
 def _put_in_place(new: Path, real: Path, old: Path) -> None:
     if not (real.exists() and os.listdir(real)):
-        new.rename(real)  # replaces an empty directory, and no other
+        os.rename(new, real)  # replaces an empty directory, and no other
     elif not _exchange(new, real):
-        real.rename(old)
-        new.rename(real)
+        os.rename(real, old)
+        os.rename(new, real)
 
 
 def _exchange(new: Path, old: Path) -> bool:
