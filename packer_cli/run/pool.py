@@ -30,6 +30,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -316,7 +317,10 @@ class _Worker:
         try:
             self._note = mmap.mmap(-1, _NOTE_BYTES)
             self.connection, theirs = Pipe()
-            parent, self._pid = os.getpid(), os.fork()
+            parent = os.getpid()
+            with warnings.catch_warnings():  # of CPython 3.12 and later, about that of the allocator
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._pid = os.fork()
         except OSError as error:
             raise DataError(
                 f"a worker cannot begin: {error.strerror}",
