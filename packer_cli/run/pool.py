@@ -318,7 +318,7 @@ class _Worker:
             self._note = mmap.mmap(-1, _NOTE_BYTES)
             self.connection, theirs = Pipe()
             parent = os.getpid()
-            with warnings.catch_warnings():  # of CPython 3.12 and later, about that of the allocator
+            with warnings.catch_warnings():  # of CPython 3.12, about the allocator's thread
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pid = os.fork()
         except OSError as error:
