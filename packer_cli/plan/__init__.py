@@ -53,7 +53,6 @@ from packer_cli.run.additions import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.identity import RunPlan
 from packer_cli.run.pipeline import resolve_run
-from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
 from packer_cli.run.unit import NOWHERE, UnitContext, UnitPacker, UnitRows, pack_unit
 
@@ -193,17 +192,9 @@ class Planning:
 
     def _plans_of(self, run: RunPlan, pass_: _PlanPass, progress: Progress) -> list[PartPlan]:
         """Plan the parts of a pass, in their order."""
-        reporter = Reporter(self.options.notify, self.options.warn, progress)
-        options = replace(self.options, notify=reporter.notify, warn=reporter.warn)
-        context = UnitContext(run, NOWHERE, options, reporter)
-        pool = Pool(
-            partial(plan_part, context, pass_.configs, pass_.full_weight),
-            workers=self.options.workers,
-            prepare=context.load,
-            reporter=reporter,
-            describe=partial(_described, context),
-            attempts=ATTEMPTS if run.resumable else 1,
-        )
+        context = UnitContext.reporting(run, NOWHERE, self.options, progress)
+        plan = partial(plan_part, context, pass_.configs, pass_.full_weight)
+        pool = context.pool(plan, partial(_described, context))
         try:
             with closing(pool), closing(pool.map(pass_.parts)) as planned:
                 plans = dict(planned)

@@ -66,7 +66,6 @@ from packer_cli.run.commits import UnitRecord, begin
 from packer_cli.run.finalize import check_url, finalize, publish
 from packer_cli.run.identity import RUN, RunPlan, TokenizerSelection, load_run, option_named
 from packer_cli.run.place import UNIT_RECORDS, InUseError, LockedOutput, discard, locked_output
-from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.source import choose_encoding, choose_tokenized
 from packer_cli.run.unit import UnitContext, UnitSummary
 from packer_cli.tokenization.locate import choose
@@ -277,19 +276,8 @@ def _pack_in_workers(
     run: RunPlan, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
 ) -> Generator[UnitSummary, None, None]:
     """Pack units in forked workers. Raises what packing a unit raises."""
-    reporter = Reporter(options.notify, options.warn, progress)
-    encoding_options = EncodingOptions(
-        options.workers, options.tokenizer_backend, reporter.notify, reporter.warn
-    )
-    context = UnitContext(run, work, encoding_options, reporter)
-    pool = Pool(
-        context.pack_and_commit,
-        workers=options.workers,
-        prepare=context.load,
-        reporter=reporter,
-        describe=context.described,
-        attempts=ATTEMPTS if run.resumable else 1,  # stdin cannot be read a second time
-    )
+    context = UnitContext.reporting(run, work, options, progress)
+    pool = context.pool(context.pack_and_commit, context.described)
     with closing(pool), closing(pool.map(units)) as packed:
         for _, summary in packed:
             yield summary

@@ -4,8 +4,8 @@
         for index, result in pool.map(items):       in the order in which they are done
 
 The parent loads what all items need, then forks. So loading happens once, workers share that
-memory, and no lock is shared: N workers use N cores. A worker has 25 to 60 MB of its own. The
-parent only hands out items, and reports what workers say.
+memory, and no lock is shared: N workers use N cores. A worker that packs text has 120 MB of its
+own (`benchmarks/every_core.py`). The parent only hands out items, and reports what workers send.
 
 A worker that dies, or is killed because memory ran out, costs the item it was working on. A new
 worker repeats that, three times at most. A worker that a chat template holds up is replaced once
@@ -381,7 +381,6 @@ def _work(
             other.close()
         for number in _SIGNALS:  # reach the parent, too, which ends the workers
             signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [*_SIGNALS, limits.TIME_IS_UP])
         gc.freeze()  # what is shared stays untouched, and so shared
         gc.set_threshold(100_000, 50, 50)  # garbage is freed at once; few cycles are ever made
@@ -393,10 +392,8 @@ def _work(
             limits.begin_item(refused)
             connection.send(("done", perform(item)))
             del item
-    except EOFError:
-        pass  # the parent has ended
     except BaseException as error:
-        with suppress(OSError):
+        with suppress(OSError):  # the parent has ended
             connection.send(("error", _sendable(error)))
     finally:
         os._exit(0)
@@ -466,18 +463,16 @@ def serve(descriptor: int) -> None:
     tune_process()
     control = Connection(descriptor)
     _here.send_to(control.send)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the program has ended
-        try:
-            seen, pool = control.recv()
-            byte_streams.begin_stdin(seen)
-            pool._prepare()
-            while True:
-                for index, result in pool.map_forked(control.recv(), control):
-                    control.send(("result", index, result))
-                control.send(("end",))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
-        except Exception as error:
+    try:
+        seen, pool = control.recv()
+        byte_streams.begin_stdin(seen)
+        pool._prepare()
+        while True:
+            for index, result in pool.map_forked(control.recv(), control):
+                control.send(("result", index, result))
+            control.send(("end",))
+    except Exception as error:
+        with suppress(OSError):  # the program has ended
             control.send(("error", _sendable(error)))
 
 

@@ -37,6 +37,7 @@ from packer_cli.packing.fitting import (
     pieces_of,
 )
 from packer_cli.packing.window import PlannedRows, Window, trained_in
+from packer_cli.progress import Progress
 from packer_cli.records import (
     TURNS,
     BadRecord,
@@ -54,7 +55,7 @@ from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_
 from packer_cli.result.shard_writer import DocumentWriter, LazyFile, ShardWriter
 from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
 from packer_cli.run.identity import RunPlan
-from packer_cli.run.pool import Reporter
+from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
 from packer_cli.run.source import DocumentSource, prepare
 from packer_cli.storage import is_url, sync
 from packer_cli.tokenization.encoding import Read
@@ -62,6 +63,7 @@ from packer_cli.tokenization.encoding import Read
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _WHOLE = -1  # the position of a bad record that is a whole file
 _HUGE = "the most is", "cut it in the input"
+_Item = TypeVar("_Item")
 _Packed = TypeVar("_Packed")
 
 
@@ -79,6 +81,34 @@ class UnitContext:
     options: EncodingOptions
     progress: Reporter
     damaged: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def reporting(
+        cls, run: RunPlan, folder: Path, options: EncodingOptions, progress: Progress | None = None
+    ) -> UnitContext:
+        """Return a context whose workers report to the `notify` and `warn` of the options, and to
+        `progress`.
+        """
+        reporter = Reporter(options.notify, options.warn, progress)
+        of_workers = EncodingOptions(
+            options.workers, options.tokenizer_backend, reporter.notify, reporter.warn
+        )
+        return cls(run, folder, of_workers, reporter)
+
+    def pool(
+        self, perform: Callable[[_Item], _Packed], describe: Callable[[_Item], str]
+    ) -> Pool[_Item, _Packed]:
+        """Return workers that share this context. `perform` works on a unit, or on what `describe`
+        names as one.
+        """
+        return Pool(
+            perform,
+            workers=self.options.workers,
+            prepare=self.load,
+            reporter=self.progress,
+            describe=describe,
+            attempts=ATTEMPTS if self.run.resumable else 1,  # stdin cannot be read a second time
+        )
 
     @cached_property
     def source(self) -> DocumentSource:

@@ -35,7 +35,7 @@ from packer_cli.result.manifest import Result
 from packer_cli.result.reader import Stored
 from packer_cli.run.commits import UnitRecord, read_units
 from packer_cli.run.identity import RunPlan, TokenizerSelection
-from packer_cli.run.pool import Pool, Reporter
+from packer_cli.run.pool import Pool
 from packer_cli.run.source import choose_encoding
 from packer_cli.run.unit import UnitContext
 from packer_cli.tokenization.locate import BYTES
@@ -81,9 +81,9 @@ def compare_inputs(
     beside = place.parent if os.access(place.parent, os.W_OK) else None
     shards = {of_unit[0].unit: of_unit for of_unit in facts.shards_of_units()}
     with TemporaryDirectory(prefix=f"{place.name}.verify-", dir=beside) as folder:
-        context = UnitContext(run, Path(folder), options, Reporter())
+        context = UnitContext.reporting(run, Path(folder), options)
         compare = partial(_compare_unit, stored, context)
-        pool = Pool(compare, workers=options.workers, prepare=context.load)
+        pool = context.pool(compare, partial(_described, context))
         compared = [(unit.work_unit, shards.get(unit.unit, [])) for unit in units]
         with closing(pool), closing(pool.map(compared)) as differences:
             for number, (name, text) in differences:
@@ -190,6 +190,10 @@ def _compare_unit(
     if len(shards) != len(repacked) and not text:
         text = f"has {len(shards)} shards, its inputs give {len(repacked)}"
     return name, text
+
+
+def _described(context: UnitContext, unit: tuple[WorkUnit, list[Shard]]) -> str:
+    return context.described(unit[0])
 
 
 def _difference(stored: Any, expected: Any) -> str:

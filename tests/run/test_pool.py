@@ -85,6 +85,7 @@ class Strange(OSError):
         (DataError("no room", "make some"), DataError("no room", "make some")),
         (OSError(errno.ENOSPC, "No space"), OSError(errno.ENOSPC, "No space")),
         (ValueError("riddle"), InternalError("ValueError: riddle")),
+        (EOFError("cut"), InternalError("EOFError: cut")),
         (Strange(errno.EIO, "lost"), OSError(errno.EIO, "lost")),
         (ImportError("no module"), DataError("a worker cannot import what it needs: no module")),
         (KeyboardInterrupt(), InternalError("KeyboardInterrupt: ")),
