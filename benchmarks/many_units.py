@@ -23,25 +23,32 @@ from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import ID, ROWS, WORK, named_by_digest, unnamed_shard
 from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.result.manifest import load_any
-from packer_cli.run import commits
-from packer_cli.run.identity import RUN, RunPlan, TokenizerSelection, sealed
 from packer_cli.run.pipeline import finish_if_last
+from packer_cli.run.run_plan import (
+    RUN,
+    RunPlan,
+    TokenizerSelection,
+    UnitRecord,
+    read_units,
+    sealed,
+    squared_lengths_name,
+)
 
 UNITS = 1_000_000
 MOST_GB = 8.0
 
 
-def _record(settings: Settings, folder: Path) -> commits.UnitRecord:
+def _record(settings: Settings, folder: Path) -> UnitRecord:
     """Of a real unit: sample_data many times over."""
     sample = (CHECKOUT / "sample_data" / "documents.jsonl").read_bytes()
     data = folder / "data.jsonl"
     data.write_bytes(sample * ((16 << 20) // len(sample)))
     result = folder / "packed"
     run([settings.packer, "pack", data, "-l", "4096", "-t", "bytes", "-q", "-o", result])
-    return next(commits.read_units(result, load_any(result)))
+    return next(read_units(result, load_any(result)))
 
 
-def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None:
+def _simulate(record: UnitRecord, destination: Path, count: int) -> None:
     """A work folder in which `count` such units are packed."""
     size = 1 << 24
     config = PackConfig(max_length=4096, train_on="all", overlong="split", prompt_template="none")
@@ -70,7 +77,7 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
         )
         (work / f"unit-{unit.index:05d}.json").write_bytes(sealed(msgspec.json.encode(found)))
         (work / name).write_bytes(b"0")
-        os.link(costs, work / commits.squared_lengths_name(unit.index))
+        os.link(costs, work / squared_lengths_name(unit.index))
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ from packer_cli.result.reader import (
 )
 from packer_cli.result.shard_writer import Parts, ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.run.commits import as_line, read_units
+from packer_cli.run.run_plan import as_line, read_units
 from packer_cli.storage import open_bytes
 
 Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone

@@ -49,11 +49,11 @@ from packer_cli.result.columns import (
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
-from packer_cli.run.additions import plan_addition
+from packer_cli.run.compare import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
-from packer_cli.run.identity import RunPlan
 from packer_cli.run.pipeline import resolve_run
 from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
+from packer_cli.run.run_plan import RunPlan
 from packer_cli.run.unit import NOWHERE, UnitContext, UnitPacker, UnitRows, pack_unit
 
 _OF_SOURCE = ("documents", "tokens", "trained_tokens")  # figures of each source in rows
@@ -210,7 +210,7 @@ def _refuse_stale(to: Path, run: RunPlan, recipe: str) -> None:
     tip = f"run packer pack {recipe} --add, which tokenizes what is new or has changed"
     try:
         adding = RunOptions(add=True, exact=True)  # as sources of a recipe are tokenized
-        if not plan_addition(to, load_tokenized(to), run, adding).changed:
+        if plan_addition(to, load_tokenized(to), run, adding) is None:
             return
     except UsageError as error:
         why = f"was tokenized otherwise: {error.message}"

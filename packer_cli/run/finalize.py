@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from heapq import merge
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,54 +75,41 @@ from packer_cli.result.manifest import (
     why_incomplete,
 )
 from packer_cli.result.reader import HEADER_BYTES, squares_header
-from packer_cli.run import commits
-from packer_cli.run.additions import refuse_other_result
-from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name
-from packer_cli.run.identity import RunPlan
-from packer_cli.run.place import (
-    LockedOutput,
-    announce,
-    clean_url,
-    discard,
-    switch,
-    upload,
+from packer_cli.run.compare import names_of, refuse_other_result
+from packer_cli.run.place import LockedOutput, announce, clean_url, discard, switch, upload
+from packer_cli.run.run_plan import (
+    RunPlan,
+    UnitRecord,
+    as_line,
+    read_unit,
+    rejected_name,
+    squared_lengths_name,
 )
 from packer_cli.storage import size_of, write_file, written
 
 _COPY_BYTES = 1 << 20
 
 
-def finalize(
-    run: RunPlan, output: LockedOutput, kept: Mapping[int, UnitRecord] = MappingProxyType({})
-) -> Result:
+def finalize(run: RunPlan, output: LockedOutput) -> Result:
     """Put the result of `run`, whose units all have records, in its place; returns its manifest.
 
-    `kept`: the records of units that stay of an earlier result, by index. Raises DataError if
-    nothing is packed, ThresholdMissed if an incomplete result would replace a good one,
-    InternalError if tokens are missing.
+    Raises DataError if nothing is packed, ThresholdMissed if an incomplete result would replace a
+    good one, InternalError if tokens are missing.
     """
     work, state = output.work, look(output.path)
-    earlier = state.result
     totals = _RunTotals(run, output)
     with written(work / UNITS) as lines:
-        for record in _records(run, output, kept):
+        for record in merge(_kept(run, output), _packed(run, work), key=attrgetter("unit")):
             totals.add(record)
-            lines.write(commits.as_line(record))
+            lines.write(as_line(record))
     digests = totals.digests
-    if earlier is not None:
-        stay = {part.file for record in kept.values() for part in record.slices}
-        digests |= {index: earlier.inputs[index].sha256 for index in stay}
     _check(totals)
     for file in run.files:  # a URL has a version; of a recipe, no unit may have read a beginning
         if file.index not in digests and file.path != STDIN and not storage.is_url(file.path):
             digests[file.index] = digest(file.path)[1]
             check_unchanged(file)
-    hashes = _side_files(totals, _squared_lengths(totals, kept, earlier))
-    sizes = {name: (work / name).stat().st_size for name in hashes}
-    manifest = manifest_of(
-        run, totals.tokenizer, digests, totals.shards, totals.counts, hashes, sizes
-    )
-    if manifest.incomplete and earlier is not None and not earlier.incomplete:
+    manifest = _manifest_of(totals, _side_files(totals))
+    if manifest.incomplete and state.result and not state.result.incomplete:
         raise ThresholdMissed(
             f"{output.path}: {manifest.incomplete}",
             "the earlier result stays; everything is packed, and with a larger --max-loss the run "
@@ -131,6 +118,30 @@ def finalize(
     content = to_bytes(manifest.document)
     switch(output, state.journal(manifest, content), content)
     return manifest
+
+
+def _packed(run: RunPlan, work: Path) -> Iterator[UnitRecord]:
+    """Yield the records of the units that this run has packed."""
+    for unit in run.units:
+        record = read_unit(work, unit, run.identity)
+        if record is None:
+            raise InternalError(
+                f"unit {unit.index} was packed, but its files in {work} are not right"
+            )
+        yield record
+
+
+def _kept(run: RunPlan, output: LockedOutput) -> Iterator[UnitRecord]:
+    """Yield the records of the units that stay. Raises DataError if a shard of them is lost."""
+    for record in run.kept:
+        for shard in record.shards:
+            if size_of(output.path / shard.file) != shard.bytes:
+                raise DataError(
+                    f"{output.path / shard.file}: is missing or cut short since the run began",
+                    "restore it, and run the same command again; or pack everything again with "
+                    "--overwrite",
+                )
+        yield record
 
 
 class _FilePart(NamedTuple):
@@ -144,9 +155,11 @@ class _FilePart(NamedTuple):
 class _RunTotals:
     """The records of all units, added up.
 
+    units      their slices, as the manifest lists them
     counts     of all documents and rows
     digests    sha256 of inputs, by index
     rejected   where the rejected records of units lie
+    squares    where the squared lengths of their rows lie
     bad, read  records of the units that this run has packed
     """
 
@@ -155,47 +168,35 @@ class _RunTotals:
         longest = 0 if run.is_to_tokenize else run.row_config.max_length
         self.counts = Counts(piece_length=np.zeros(longest + 1, np.int64))
         self.digests = dict[int, str]()
-        self.shards, self.rejected = list[Shard](), list[_FilePart]()
+        self.units, self.shards = list[dict[str, Any]](), list[Shard]()
+        self.rejected, self.squares = list[_FilePart](), list[_FilePart]()
         self.tokenizer: dict[str, Any] | None = None
         self.bad = self.read = 0
 
     def add(self, record: UnitRecord) -> None:
         """Add the record of a unit."""
-        counts = commits.counts_of(record)
+        counts = Counts.from_json(record.counts)
         self.counts.add(counts)
         self.digests |= dict(record.digests)
+        slices = [part[:3] for part in record.slices]
+        self.units.append({"unit": record.unit, "slices": slices})
         self.shards += record.shards
         if self.run.shape.members:
             self.tokenizer = _common(self.tokenizer, record.tokenizer)
         else:
             self.tokenizer = record.tokenizer
-        if record.rejected:
-            new = self.output.work / rejected_name(record.unit)
-            path = self.output.path / REJECTED if record.reused else new
-            self.rejected.append(_FilePart(path, record.rejected_from, record.rejected))
-        if not record.reused:
+        folder, begin, row = self.output.work, 0, 0
+        rejected, squares = rejected_name(record.unit), squared_lengths_name(record.unit)
+        if record.before is not None:
+            folder, rejected, squares = self.output.path, REJECTED, SQUARED_LENGTHS
+            begin, row = record.before[0], record.before[1] + HEADER_BYTES // 8
+        else:
             self.bad += counts.rejected_records
             self.read += counts.records
-
-
-def _records(
-    run: RunPlan, output: LockedOutput, kept: Mapping[int, UnitRecord]
-) -> Iterator[UnitRecord]:
-    """Yield the record of each unit. Raises DataError if a shard that was to stay is lost."""
-    for unit in run.units:
-        record = kept.get(unit.index) or commits.read_unit(output.work, unit, run.identity)
-        if record is None:
-            raise InternalError(
-                f"unit {unit.index} was packed, but its files in {output.work} are not right"
-            )
-        for shard in record.shards if record.reused else ():
-            if size_of(output.path / shard.file) != shard.bytes:
-                raise DataError(
-                    f"{output.path / shard.file}: is missing or cut short since the run began",
-                    "restore it, and run the same command again; or pack everything again with "
-                    "--overwrite",
-                )
-        yield record
+        if record.rejected:
+            self.rejected.append(_FilePart(folder / rejected, begin, record.rejected))
+        if record.rows:
+            self.squares.append(_FilePart(folder / squares, 8 * row, 8 * record.rows))
 
 
 def _check(totals: _RunTotals) -> None:
@@ -248,7 +249,7 @@ def check_limits(config: DocumentConfig, counts: Counts, bad: int, read: int, ti
         )
 
 
-def _side_files(totals: _RunTotals, squares: Iterable[_FilePart]) -> dict[str, str]:
+def _side_files(totals: _RunTotals) -> dict[str, str]:
     """Write the files that a result has beside its shards; returns their sha256 by name."""
     run, work, shards = totals.run, totals.output.work, totals.shards
     files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
@@ -261,26 +262,11 @@ def _side_files(totals: _RunTotals, squares: Iterable[_FilePart]) -> dict[str, s
         joined = [REJECTED, UNITS]
     if not run.is_to_tokenize:
         header = squares_header(sum(shard.rows for shard in shards))
-        _join(work / SQUARED_LENGTHS, squares, header)
+        _join(work / SQUARED_LENGTHS, totals.squares, header)
         joined.append(SQUARED_LENGTHS)
     hashes = {name: digest(work / name)[1] for name in (*dataset, *joined)}
     first = {name: hashes.pop(name) for name in dataset}
     return first | run.chosen.hashes | hashes
-
-
-def _squared_lengths(
-    totals: _RunTotals, kept: Mapping[int, UnitRecord], earlier: Result | None
-) -> Iterator[_FilePart]:
-    """Yield where the squared lengths of each unit's rows lie, which may be the earlier result."""
-    first, row = dict[int, int](), 0  # the first row of each unit there
-    for shard in earlier.shards if earlier is not None and kept else ():
-        first.setdefault(shard.unit, row)
-        row += shard.rows
-    for unit, group in groupby(totals.shards, lambda shard: shard.unit):
-        path, start = totals.output.work / squared_lengths_name(unit), 0
-        if unit in kept:
-            path, start = totals.output.path / SQUARED_LENGTHS, HEADER_BYTES + 8 * first[unit]
-        yield _FilePart(path, start, 8 * sum(shard.rows for shard in group))
 
 
 def _join(path: Path, parts: Iterable[_FilePart], head: bytes = b"") -> None:
@@ -318,7 +304,7 @@ def publish(
                 "removes what it has left there"
             )
         return state.result
-    state.refuse_foreign(commits.names_of(run))
+    state.refuse_foreign(names_of(run))
     announce(state)  # which shows that the URL can be written to
     is_uploading = state.is_begun
     try:
@@ -357,48 +343,36 @@ def check_url(url: str, options: RunOptions) -> None:
         raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
 
 
-def manifest_of(
-    run: RunPlan,
-    tokenizer: dict[str, Any] | None,
-    digests: Mapping[int, str],
-    shards: list[Shard],
-    counts: Counts,
-    side_files: dict[str, str],
-    side_file_bytes: dict[str, int],
-) -> Result:
-    """Return the manifest of a finished run.
-
-    digests          sha256 of inputs, by index
-    side_files       sha256 of side files, by name; `side_file_bytes`: their sizes
-    """
+def _manifest_of(totals: _RunTotals, side_files: dict[str, str]) -> Result:
+    """Return the manifest of a finished run. `side_files`: their sha256, by name."""
+    run, counts, digests = totals.run, totals.counts, totals.digests
     # a run that fails on bad records may keep units that have skipped some
     skipped = {"on_error": "skip"} if counts.rejected_records else {}
     begin = {
         "format_version": FORMAT_VERSION,
         "packer_version": packer_cli.__version__,
         "config": run.config.as_json() | {"shape": run.shape.kind} | skipped,
-        "tokenizer": tokenizer,
+        "tokenizer": totals.tokenizer,
     }
+    work = totals.output.work
     end = {
         "inputs": [_input(run, file, digests.get(file.index, ""), counts) for file in run.files],
-        "units": [
-            {"unit": unit.index, "slices": [part[:3] for part in unit.slices]} for unit in run.units
-        ],
-        "shards": to_builtins(shards),
+        "units": totals.units,
+        "shards": to_builtins(totals.shards),
         "side_files": side_files,
-        "side_file_bytes": side_file_bytes,
+        "side_file_bytes": {name: (work / name).stat().st_size for name in side_files},
     }
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | totals_of_documents(counts) | end)
-    tables = tables_of(run.files, run.row_config)
+    tables = _tables_of(run.files, run.row_config)
     mixed: dict[str, Any] = {name: [*map(asdict, table)] for name, table in tables.items()}
     if run.row_config.mixture and run.row_config.mixture.is_split:
         mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 
-def tables_of(files: Sequence[InputFile], config: PackConfig) -> dict[str, list[Any]]:
+def _tables_of(files: Sequence[InputFile], config: PackConfig) -> dict[str, list[Any]]:
     """Return the lists of a manifest that describe a recipe's sources; {} without a recipe."""
     choice = choice_of(files, config)
     if choice is None:

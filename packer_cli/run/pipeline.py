@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-
-import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import (
@@ -60,15 +57,19 @@ from packer_cli.result.layout import WORK
 from packer_cli.result.manifest import Result, load_as_is
 from packer_cli.result.warnings import FORMATS, RAW, warnings_of
 from packer_cli.result.wording import count
-from packer_cli.run import commits
-from packer_cli.run.additions import known_shapes, plan_addition, refuse_other_result
-from packer_cli.run.commits import UnitRecord, begin
+from packer_cli.run.compare import begin, known_shapes, plan_addition, refuse_other_result
 from packer_cli.run.finalize import check_url, finalize, publish
-from packer_cli.run.identity import RUN, RunPlan, TokenizerSelection, load_run, option_named
-from packer_cli.run.place import UNIT_RECORDS, InUseError, LockedOutput, discard, locked_output
+from packer_cli.run.place import InUseError, LockedOutput, discard, locked_output
+from packer_cli.run.run_plan import (
+    RUN,
+    UNIT_RECORDS,
+    RunPlan,
+    TokenizerSelection,
+    left_to_do,
+    load_run,
+)
 from packer_cli.run.source import choose_encoding, choose_tokenized
 from packer_cli.run.unit import UnitContext, UnitSummary
-from packer_cli.tokenization.locate import choose
 
 _ANSWERED = (
     "content", "reasoning_content", "thinking", "tool_calls", "weight", "train", "train_detail",
@@ -97,7 +98,8 @@ def pack(
     destination = url or destination
     if url:
         check_url(url, options)
-    _refuse_impossible(inputs, config, options, tokenizer_name)
+    if STDIN in inputs:
+        _refuse_shared_stdin(options)
     begin_stdin()
     notes = _HeldNotes(options.notify)
     held = replace(options, notify=notes.hold)
@@ -186,33 +188,37 @@ def _pack_to_directory(
 ) -> Result | None:
     """Pack all inputs, the share of this rank, or those that --add finds new or changed."""
     with locked_output(destination, options) as output:
-        earlier, kept, changed = None, dict[int, UnitRecord](), False
+        earlier = None
         if holds_result(destination) and (output.was_placed or not options.overwrite):
             earlier = load_as_is(destination)
-        if earlier and options.add:
-            addition = plan_addition(destination, earlier, run, options)
-            run, kept, changed = addition.run, addition.kept, addition.changed
-        else:
-            run = run.cut()
-            if earlier:
-                try:
-                    in_any_order = options.exact or options.as_rank is not None
-                    refuse_other_result(destination, earlier, run, in_any_order=in_any_order)
-                except UsageError:
-                    if not options.overwrite:
-                        raise
-                    changed = True
-        if earlier and not changed:
+        to_pack = _changed(run, earlier, output) if earlier else run.cut()
+        if to_pack is None:
             how = "already finished" if options.as_rank else "up to date"
             options.notify(f"{destination}: {how}")
             if options.add:
                 discard(output.work)
             return earlier
         notes.give()
-        manifest = _pack_locked(run, output, kept)
+        manifest = _pack_locked(to_pack, output)
         if manifest is not None:
             return manifest
     return finish_if_last(destination, options)
+
+
+def _changed(run: RunPlan, earlier: Result, output: LockedOutput) -> RunPlan | None:
+    """Return the run that makes the result what it is to be; None if it is that already."""
+    options = output.options
+    if options.add:
+        return plan_addition(output.path, earlier, run, options)
+    run = run.cut()
+    try:
+        in_any_order = options.exact or options.as_rank is not None
+        refuse_other_result(output.path, earlier, run, in_any_order=in_any_order)
+    except UsageError:
+        if not options.overwrite:
+            raise
+        return run
+    return None
 
 
 def _pack_anew(run: RunPlan, notes: _HeldNotes, directory: Path, options: RunOptions) -> Result:
@@ -223,39 +229,27 @@ def _pack_anew(run: RunPlan, notes: _HeldNotes, directory: Path, options: RunOpt
         return manifest or load_as_is(directory)
 
 
-def _pack_locked(
-    run: RunPlan,
-    output: LockedOutput,
-    kept: Mapping[int, UnitRecord] = MappingProxyType({}),
-    *,
-    is_kept: bool = True,
-) -> Result | None:
+def _pack_locked(run: RunPlan, output: LockedOutput, *, is_kept: bool = True) -> Result | None:
     """Pack the units that have no record, and finish. Returns the manifest, or None to ranks.
 
-    kept     units of an earlier result, by index
     is_kept  keep packed units after an error
     """
     options = output.options
-    # --add without an earlier result is a plain run: it must not discard the units of another run
-    may_replace = options.overwrite or (options.add and holds_result(output.path))
-    begin(output, run, may_replace=may_replace)
-    new = replace(run, units=tuple(unit for unit in run.units if unit.index not in kept))
+    begin(output, run)
     try:
-        _pack_rest(new, output.work, options)
+        _pack_rest(replace(run, kept=()), output.work, options)
     except (PackerError, KeyboardInterrupt) as problem:
         error = problem if isinstance(problem, PackerError) else Interrupted("interrupted")
         if is_kept:
-            error = _with_progress(error, new, output.work, may_replace)
+            error = _with_progress(error, run, output)
         raise error from problem
-    if options.as_rank:
-        return None
-    return finalize(run, output, kept)
+    return None if options.as_rank else finalize(run, output)
 
 
 def _pack_rest(run: RunPlan, work: Path, options: RunOptions) -> None:
     """Pack the units that have no record in the work folder."""
     ours = slice(options.rank, None, options.world_size)
-    units, mine = commits.left_to_do(run, work, ours), len(run.units[ours])
+    units, mine = left_to_do(run, work, ours), len(run.units[ours])
     if len(units) < mine:
         packed = f"{mine - len(units)} of {mine} units are already packed"
         options.notify(f"{work.parents[1]}: continuing: {packed}")
@@ -310,15 +304,15 @@ def _progress(run: RunPlan, units: list[WorkUnit], options: RunOptions) -> Progr
     return progress
 
 
-def _with_progress(error: PackerError, run: RunPlan, work: Path, may_replace: bool) -> PackerError:
+def _with_progress(error: PackerError, run: RunPlan, output: LockedOutput) -> PackerError:
     """Return the error with a tip that says how much of the run is kept."""
-    done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
+    done = sum(1 for _ in output.work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
         again = f"{kept}; run the same command again to continue"
         tip = again if done else "run the same command again to start over"
     elif isinstance(error, InputChangedError):  # the next run would refuse the units as another's
-        tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
+        tip = error.tip if output.may_replace or not done else f"{error.tip}, with --overwrite"
     else:
         tip = f"{error.tip}; {kept}" if done else error.tip
     return type(error)(error.message, tip)
@@ -335,26 +329,14 @@ def _refuse_inputs_inside(output: Path | str, files: Iterable[InputFile]) -> Non
             )
 
 
-def _refuse_impossible(
-    inputs: list[str], config: DocumentConfig, options: RunOptions, tokenizer: str | None
-) -> None:
-    """Raise UsageError for stdin that several processes would share, and for an option that the
-    manifest could not hold: before the work rather than after it.
-    """
+def _refuse_shared_stdin(options: RunOptions) -> None:
+    """Raise UsageError for stdin that several processes would share."""
     alone = {"--rank": options.as_rank is not None, "--engine ray": options.engine == "ray"}
-    for option in [name for name, given in alone.items() if given and STDIN in inputs]:
+    for option in [name for name, given in alone.items() if given]:
         raise UsageError(
             f"{option}: does not go with stdin, which only one process can read",
             "write the data to a file, and name that",
         )
-    for name, value in (config.as_json() | {"tokenizer": choose(tokenizer)[0]}).items():
-        try:
-            msgspec.json.encode(value)
-        except UnicodeEncodeError:
-            raise UsageError(
-                f"{option_named(name)}: {value!r} is not UTF-8, so no manifest can hold it",
-                "use a name that is UTF-8",
-            ) from None
 
 
 def _name_ignored(
@@ -492,7 +474,7 @@ def finish_if_last(destination: Path, options: RunOptions) -> Result | None:
 def _tell_missing(destination: Path, work: Path, options: RunOptions) -> bool:
     """Tell how many units of the run in the work folder are missing; False for none."""
     run = load_run(work / RUN)
-    missing = commits.left_to_do(run, work) if run else []
+    missing = left_to_do(run, work) if run else []
     if run and missing:
         options.notify(f"{destination}: {len(missing)} of {len(run.units)} units are not packed")
     return bool(missing)

@@ -2,7 +2,7 @@
 touched, whenever a run is killed or the power fails.
 
 OUT/.packer/ID/          the folder in which a run writes; locked, gone when the result is in place
-run.json, unit-*.json    what is packed so far: see commits.py
+run.json, unit-*.json    what is packed so far: see run_plan.py
 replacing.json           from when all is packed until it is in place: the files of both results
 OUT/manifest.json        with it the result is complete
 
@@ -52,10 +52,10 @@ from packer_cli.result.layout import (
     WORK,
     digest,
 )
-from packer_cli.run.identity import RUN
+from packer_cli.run.run_plan import RUN, UNIT_RECORDS
 from packer_cli.storage import OTHER, make_folders, size_of
 
-LOCK, REPLACING, UNIT_RECORDS = "lock", "replacing.json", "unit-*.json"
+LOCK, REPLACING = "lock", "replacing.json"
 _RANK_LOCK = "rank-{}-of-{}.lock"
 _WORK_FILES = re.compile(
     r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing)\.json"
@@ -185,6 +185,13 @@ class LockedOutput:
     work: Path
     options: RunOptions
     was_placed: bool = False
+
+    @property
+    def may_replace(self) -> bool:
+        """True if packed units of another run may be discarded. --add without an earlier result is
+        a plain run: it must not discard them.
+        """
+        return self.options.overwrite or (self.options.add and holds_result(self.path))
 
     def begin_lock(self) -> AbstractContextManager[None]:
         """Hold the lock of ranks that begin at the same time."""

@@ -24,8 +24,8 @@ from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, n
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
-from packer_cli.run.identity import RUN, RunPlan
 from packer_cli.run.pool import Pool, Reporter
+from packer_cli.run.run_plan import RUN, RunPlan
 from packer_cli.run.unit import UnitContext, UnitSummary
 
 _RETRIES = 3

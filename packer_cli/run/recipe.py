@@ -46,7 +46,7 @@ from packer_cli.result.manifest import (
     as_named,
     load_any,
 )
-from packer_cli.run.additions import OtherInputsError, OtherMixtureError
+from packer_cli.run.compare import OtherInputsError, OtherMixtureError
 from packer_cli.run.pipeline import pack
 from packer_cli.run.place import InUseError, clean
 from packer_cli.storage import put_file, sync

@@ -48,8 +48,8 @@ from packer_cli.result.manifest import (
     load_tokenized,
 )
 from packer_cli.result.reader import check_side_file
-from packer_cli.run.identity import RunPlan, TokenizerSelection
 from packer_cli.run.pool import Pool
+from packer_cli.run.run_plan import RunPlan, TokenizerSelection
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
 from packer_cli.tokenization.fill_in_middle import fill_in_middle

@@ -53,9 +53,14 @@ from packer_cli.result.columns import documents_schema, stored_schema
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_content
 from packer_cli.result.shard_writer import DocumentWriter, LazyFile, ShardWriter
-from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
-from packer_cli.run.identity import RunPlan
 from packer_cli.run.pool import ATTEMPTS, Pool, Reporter
+from packer_cli.run.run_plan import (
+    RunPlan,
+    UnitRecord,
+    rejected_name,
+    squared_lengths_name,
+    write_unit,
+)
 from packer_cli.run.source import DocumentSource, prepare
 from packer_cli.storage import is_url, sync
 from packer_cli.tokenization.encoding import Read

@@ -65,8 +65,8 @@ from packer_cli.result.rules import (
 )
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.wording import plural
+from packer_cli.run.compare import refuse_other_packer
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
-from packer_cli.run.identity import refuse_other_packer
 from packer_cli.run.place import is_replacing
 from packer_cli.run.pool import Pool, Reporter
 from packer_cli.storage import read_bytes

@@ -33,9 +33,8 @@ from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TEMPLATE, Shard, digest, name_by_content
 from packer_cli.result.manifest import Result
 from packer_cli.result.reader import Stored
-from packer_cli.run.commits import UnitRecord, read_units
-from packer_cli.run.identity import RunPlan, TokenizerSelection
 from packer_cli.run.pool import Pool
+from packer_cli.run.run_plan import RunPlan, TokenizerSelection, UnitRecord, read_units
 from packer_cli.run.source import choose_encoding
 from packer_cli.run.unit import UnitContext
 from packer_cli.tokenization.locate import BYTES

@@ -293,14 +293,3 @@ def test_names_that_are_not_utf8(data: Path) -> None:
         assert result.returncode == 2, result.stderr
         assert "out\\xff': the name is not UTF-8\ntip: " in result.stderr
     assert not os.path.exists(named)
-
-
-@pytest.mark.parametrize(("option", "value"), [("--eos-token", b"\xff"), ("--text-field", b"\xff")])
-def test_options_that_no_manifest_can_hold(data: Path, option: str, value: bytes) -> None:
-    command = ["pack", "a.jsonl", "-l", 16, "-o", "out", option, os.fsdecode(value)]
-    result = unaltered(*command)
-    assert result.returncode == 2
-    option = {"--text-field": "--field"}.get(option, option)
-    assert result.stderr.startswith(f"error: {option}: ")
-    assert " is not UTF-8, so no manifest can hold it\ntip: " in result.stderr
-    assert not Path("out").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -244,24 +243,10 @@ def lose_a_segment(manifest: dict[str, Any]) -> None:
     manifest["shards"][0]["segments"] += 1
 
 
-def with_records(content: bytes) -> Callable[[dict[str, Any]], None]:
-    """Other records of units, as the manifest names them."""
-
-    def change(manifest: dict[str, Any]) -> None:
-        Path("view/units.jsonl").write_bytes(content)
-        manifest["side_files"]["units.jsonl"] = sha256(content).hexdigest()
-        manifest["side_file_bytes"]["units.jsonl"] = len(content)
-
-    return change
-
-
-NOT_A_UNIT = "view/units.jsonl: has a line that is not the record of a unit: "
 # what is changed of a view's manifest, files that get other bytes, and the error
 DAMAGED: dict[str, tuple[Callable[[dict[str, Any]], None] | None, str, str]] = {
     "a lost segment": (lose_a_segment, "", "segments, the manifest says"),
     "other records": (None, "units.jsonl", "view/units.jsonl: has 3 bytes, the manifest says "),
-    "no record": (with_records(b"{}\n"), "", f"{NOT_A_UNIT}Object missing required"),
-    "deep records": (with_records(b"[" * 9_999), "", NOT_A_UNIT),
     "a tokenizer": (None, "tokenizer.json", "view/tokenizer.json: has 3 bytes, the manifest says"),
 }
 

@@ -66,7 +66,7 @@ def test_all_at_once() -> None:
 # what the last rank is about to do, for the so-manieth time, when another finishes
 MOMENTS = {
     "packer_cli.run.pipeline.finish_if_last": 0,
-    "packer_cli.run.commits.left_to_do": 1,
+    "packer_cli.run.pipeline.left_to_do": 1,
     "packer_cli.run.pipeline.locked_output": 1,
 }
 

@@ -30,7 +30,7 @@ from support import (
     work_folder,
 )
 
-from packer_cli.run.identity import sealed, unsealed
+from packer_cli.run.run_plan import sealed, unsealed
 
 OPTIONS = ["-l", "256", "-t", "bytes"]
 UNITS, PACKED = 14, 8  # of the inputs below: all, and those of an interrupted run
@@ -138,7 +138,7 @@ DIFFERS: dict[str, tuple[Change, str, tuple[str, ...], str]] = {
     ),
     "a touched input": (lambda: os.utime("a.jsonl", ns=(0, 1)), "", (), "a.jsonl has changed"),
     "another name": (lambda: os.rename("a.jsonl", "c.jsonl"), "c.jsonl b.jsonl", (),
-                     "a.jsonl is gone; c.jsonl is new"),
+                     "a.jsonl is not named now; c.jsonl is new"),
     "not named": (lambda: None, "b.jsonl", (), "a.jsonl is not named now"),
     "a damaged run": (
         rewrite("run.json", lambda data: data.replace(b'"max_length":256', b'"max_length":0')),

@@ -1,8 +1,9 @@
-"""Compare a finished result with a run: is it the result of that run, and which of its units stay
-with `--add`?
+"""Compare a run with what lies in its output: may it continue an unfinished run, is a finished
+result that of the run, and what of it stays with `--add`?
 
-    refuse_other_result(...)            raises UsageError if it is not the result of the run
-    plan_addition(...) -> Addition      with --add: the units that stay, and what is packed
+    begin(output, run)            makes it the run of the work folder, or raises UsageError
+    refuse_other_result(...)      raises UsageError if the result is not that of the run
+    plan_addition(...)            with --add: the run that packs what is new, and keeps the rest
 
 An input is unchanged if its absolute path or URL, its size and its modification time (or ETag) are
 those in the manifest. A unit stays if none of its inputs has changed. Inputs and units keep their
@@ -12,15 +13,15 @@ one that is packed at once, but it holds the same documents, each once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
-import msgspec
-
+import packer_cli
 from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN
@@ -29,48 +30,50 @@ from packer_cli.inputs.discovery import input_file
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companion, format_of
+from packer_cli.options.option import as_option, options_of
+from packer_cli.options.options import Mixture, PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import for_member
 from packer_cli.options.shapes import MIXED, Shape, joined, shape_again, shape_named
 from packer_cli.records import InputFile
-from packer_cli.result.existing import find_own, holds_result, listed
+from packer_cli.result.existing import MANIFESTS, find_own, holds_result, listed, look
 from packer_cli.result.layout import (
+    INCOMPLETE,
     INFO,
     REJECTED,
+    SIDE_FILES,
     SQUARED_LENGTHS,
     STATE,
+    TOKENIZER,
+    TOKENIZER_FILES,
     UNITS,
     WORK,
     digest,
 )
-from packer_cli.result.manifest import (
-    LIMITS,
-    Input,
-    Manifest,
-    Result,
-    load_as_is,
-    shape_of,
-)
+from packer_cli.result.manifest import LIMITS, Input, Manifest, Result, load_as_is, shape_of
 from packer_cli.result.wording import plural
-from packer_cli.run import commits
-from packer_cli.run.commits import UnitRecord
-from packer_cli.run.identity import (
-    OTHER_ORDER,
+from packer_cli.run.place import LOCK, LockedOutput, discard, is_begun
+from packer_cli.run.run_plan import (
     RUN,
     RunPlan,
     TokenizerSelection,
-    differing_files,
-    differing_options,
-    differing_origin,
-    differing_tokenizers,
+    UnitRecord,
+    kept_units,
     load_run,
-    refuse_other_packer,
+    units_in,
 )
+from packer_cli.storage import put_file, sync, write_file
 
 _NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS, SQUARED_LENGTHS}
 _OF_WHOLE = {*LIMITS} - {"on_error"}  # limits of a whole result, also of one with nothing new
 _ANEW = "to pack everything again, use --overwrite"
 _MOST_NAMED = 3
+_OTHER_ORDER = "the inputs are named in another order"
+_KEYS = {
+    "validation_share": "[validation] share",
+    "validation_documents": "[validation] documents",
+    "held_out": "is in [validation]:",
+}
 
 
 class OtherInputsError(UsageError):
@@ -81,7 +84,195 @@ class OtherMixtureError(UsageError):
     """A finished result was packed with the amounts that the message names."""
 
 
-# Is it the result of this run?
+# An unfinished run
+
+
+def begin(output: LockedOutput, run: RunPlan) -> None:
+    """Make `run` the run of the work folder. Units of it that are packed already stay there.
+
+    Raises UsageError for packed units of another run, unless the result may be replaced, and for
+    files of others where the result is to be.
+    """
+    work = output.work
+    with output.begin_lock():
+        look(output.path).refuse_foreign(names_of(run))
+        if not _continues(output, run):
+            discard(work)
+            for name, content in run.chosen.side_files.items():
+                write_file(work / name, content)
+        put_file(work / RUN, run.to_bytes())  # its limits may be others
+        sync(work.parent)
+        sync(output.path)
+
+
+def _continues(output: LockedOutput, run: RunPlan) -> bool:
+    """True if `run` continues the run of the work folder."""
+    place, work, options = output.path, output.work, output.options
+    shared = options.as_rank is not None
+    if not run.resumable or not (is_begun(work) or (shared and (work / RUN).exists())):
+        if any(not name.endswith(LOCK) for name in os.listdir(work)):
+            options.notify(f"{place} holds an unfinished run; starting it again from the beginning")
+        return False
+    earlier = load_run(work / RUN)
+    if earlier is None:
+        differ = ["it is damaged, or of another packer"]
+    else:
+        differ = differences(earlier, run) or _skipped(earlier, run, work)
+    if differ and not output.may_replace:
+        again = f"remove {work.parent} when no rank is at work" if shared else "--overwrite"
+        raise UsageError(
+            f"{place}: holds an unfinished run that differs: {'; '.join(differ)}",
+            f"to continue it, give its options and inputs; to start over, {again}",
+        )
+    if differ:
+        options.notify(f"{place}: the unfinished run is discarded: {'; '.join(differ)}")
+    return not differ
+
+
+def _skipped(earlier: RunPlan, run: RunPlan, work: Path) -> list[str]:
+    """Name the options that differ if units have skipped bad records, on which `run` is to fail."""
+    if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
+        return []
+    is_skipped = any(record.rejected for record in units_in(work, earlier.identity))
+    return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
+
+
+def names_of(run: RunPlan) -> set[str]:
+    """Return the names of files that the result of a run may have beside shards."""
+    names = {*SIDE_FILES, *MANIFESTS} - ({*TOKENIZER_FILES} - run.chosen.hashes.keys())
+    if run.config.on_error != "skip":
+        names -= {REJECTED}
+    if run.is_to_tokenize:
+        names -= {SQUARED_LENGTHS}
+    if run.is_to_tokenize or run.row_config.max_loss is None:
+        names -= {INCOMPLETE}
+    return names
+
+
+def differences(old: RunPlan, new: RunPlan) -> list[str]:
+    """Describe how runs differ, in phrases for users; [] if their identities are equal."""
+    if old.identity == new.identity:
+        return []
+    differing = differing_origin(old, new)
+    if old.shape != new.shape:
+        differing.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
+    return differing + differing_files(old.files, new.files)
+
+
+def differing_origin(old: RunPlan, new: RunPlan, *, limits: bool = False) -> list[str]:
+    """Describe how runs differ in packer, options and tokenizer, which may change bytes.
+
+    `limits`: as in `differing_options`.
+    """
+    then, now = old.packer_version, new.packer_version
+    differing = [f"packer was {then}, is now {now}"] if then != now else []
+    differing += differing_options(old.config, new.config, limits=limits)
+    return differing + differing_tokenizers(old.chosen, new.chosen)
+
+
+def refuse_other_packer(directory: Path, then: str, tip: str) -> None:
+    """Raise UsageError for a result of another version, which may make other bytes."""
+    now = str(packer_cli.__version__)
+    if then != now:
+        raise UsageError(
+            f"{directory}: was packed by packer {then}, and this is packer {now}, which may make "
+            "other documents and rows of the same inputs",
+            tip,
+        )
+
+
+def differing_options(
+    old: DocumentConfig, new: DocumentConfig, *, limits: bool = False
+) -> list[str]:
+    """List the options that differ, each as "--name was OLD, is now NEW".
+
+    `limits`: include options that change no unit's bytes.
+    """
+    differing = []
+    if type(old) is not type(new):
+        kinds = "documents were tokenized", "rows were packed"
+        return [f"{kinds[isinstance(old, PackConfig)]}, now it is the other"]
+    for item in fields(new):
+        before, now = getattr(old, item.name), getattr(new, item.name)
+        if item.name == "mixture":
+            differing += _differing_amounts(before, now)
+        elif before != now and (limits or item.name not in LIMITS):
+            name = option_named(item.name)
+            differing.append(f"{name} was {_shown(before)}, is now {_shown(now)}")
+    return differing
+
+
+def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
+    """List the keys of a recipe that differ, each with its source."""
+    if old is None or new is None:
+        return [] if old is new else [f"it was {'not ' if new else ''}packed from a recipe"]
+    before, now = ({one.name: one for one in its.sources} for its in (old, new))
+    differing = [f'source "{name}" is not named now' for name in before if name not in now]
+    differing += [f'source "{name}" is new' for name in now if name not in before]
+    sources = [(f'source "{name}": ', before[name], now[name]) for name in now if name in before]
+    for place, one, other in [*sources, ("", old, new)]:
+        differing += [
+            f"{place}{_KEYS.get(key, key)} {_shown(getattr(other, key))}, was {_shown(value)}"
+            for key, value in vars(one).items()
+            if key != "sources" and value != getattr(other, key)
+        ]
+    if not differing and [*before] != [*now]:
+        return ["the sources are named in another order"]
+    return differing
+
+
+def option_named(field: str) -> str:
+    """Return the option of a field as a user writes it."""
+    option = options_of(PackConfig).get(field)
+    return option.flag if option else as_option(field)
+
+
+def differing_tokenizers(old: TokenizerSelection, new: TokenizerSelection) -> list[str]:
+    """Describe how tokenizers and templates differ in the contents of their files."""
+    names = old.hashes.keys() | new.hashes.keys()
+    differ = sorted(name for name in names if old.hashes.get(name) != new.hashes.get(name))
+    if differ:
+        return [f"another tokenizer: {' and '.join(differ)} differ"]
+    # it has no files of its own, so its name identifies it
+    if old.name != new.name and TOKENIZER not in new.hashes:
+        return [f"the tokenizer was {_shown(old.name)}, is now {_shown(new.name)}"]
+    return []
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple):
+        return ",".join("=".join(v) if isinstance(v, tuple) else v for v in value) or "not given"
+    return str(value)
+
+
+def differing_files(old: Sequence[InputFile], new: Sequence[InputFile]) -> list[str]:
+    """Describe how inputs differ. `old`: inputs without a format if that is unknown."""
+    before, now = ({file.known_as: file for file in files} for files in (old, new))
+    differing = [
+        f"{file.path} is not named now" for path, file in before.items() if path not in now
+    ]
+    differing += [f"{file.path} is new" for path, file in now.items() if path not in before]
+    for path in before.keys() & now.keys():
+        a, b = before[path], now[path]
+        if a.format and (a.format, a.compression) != (b.format, b.compression):
+            differing.append(f"{b.path} was read as {a.format}, is now {b.format}")
+        elif a.has_changed(b):
+            sizes = f": {a.size:,} bytes then, {b.size:,} now" if a.size != b.size else ""
+            differing.append(f"{b.path} has changed{sizes}")
+    if not differing and [*before] != [*now]:
+        differing.append(_OTHER_ORDER)
+    if len(differing) > _MOST_NAMED:
+        differing[_MOST_NAMED:] = [f"and {len(differing) - _MOST_NAMED} more inputs differ"]
+    return sorted(differing[:_MOST_NAMED]) + differing[_MOST_NAMED:]
+
+
+# A finished result
 
 
 def refuse_other_result(
@@ -112,7 +303,7 @@ def refuse_other_result(
     inputs = [InputFile(index, storage.shown(entry.path), "", None, entry.size, entry.version)
               for index, entry in enumerate(manifest.inputs)]  # fmt: skip
     differ = differing_files(inputs, run.files)
-    if differ and differ != [OTHER_ORDER]:
+    if differ and differ != [_OTHER_ORDER]:
         raise _other_result(place, differ, may_add=not storage.is_url(str(place)))
     if lost := _lost_files(place, manifest):
         raise _other_result(place, lost[:1])
@@ -189,22 +380,12 @@ def known_shapes(
 # What stays, with --add
 
 
-@dataclass(frozen=True)
-class Addition:
-    """The plan of --add for a result.
-
-    run      what the result is to be
-    kept     records of the units that stay, by their index
-    changed  whether there is anything to do
-    """
-
-    run: RunPlan
-    kept: dict[int, UnitRecord]
-    changed: bool
-
-
-def plan_addition(directory: Path, manifest: Result, now: RunPlan, options: RunOptions) -> Addition:
+def plan_addition(
+    directory: Path, manifest: Result, now: RunPlan, options: RunOptions
+) -> RunPlan | None:
     """Compare an earlier result with the inputs as they are `now`, which is not cut into units.
+
+    Returns the run of what the result is to be; None if it is that already.
 
     Raises UsageError if documents would be lost, or the options or the tokenizer are others;
     DataError if the result lacks what is needed.
@@ -215,8 +396,8 @@ def plan_addition(directory: Path, manifest: Result, now: RunPlan, options: RunO
         try:
             refuse_other_result(directory, manifest, run)
         except UsageError:
-            return Addition(run, {}, changed=True)
-        return Addition(run, {}, changed=False)
+            return run
+        return None
     inputs = manifest.inputs
     current, changed, moved = _match(manifest, now.files)
     if options.exact and min(current) >= len(inputs):
@@ -228,30 +409,30 @@ def plan_addition(directory: Path, manifest: Result, now: RunPlan, options: RunO
     _refuse_other_options(directory, manifest, now)
     if lost := _lost_files(directory, manifest):
         raise UsageError(f"{directory}: {lost[0]}", _ANEW)
-    kept = _kept_units(commits.placed_units(directory, manifest), changed)
-    standing = {index for record in kept for index in _inputs(record)}
+    kept = _unchanged_units(kept_units(directory, manifest), changed)
+    standing = {index for record in kept for index in record.inputs}
     unnamed = {index: entry for index, entry in enumerate(inputs) if index not in current}
     if unnamed and options.exact:
         names = named([entry.name for entry in unnamed.values()], _MOST_NAMED)
         options.notify(f"{directory}: is made again, without what is not named any more: {names}")
-        return Addition(now.cut(), {}, changed=True)
+        return now.cut()
     others, shape = _unnamed_files(unnamed, manifest, now, standing)
     files = sorted([*current.values(), *others], key=lambda file: file.index)
     _refuse_unfinished(directory, files)
     to_pack = [file for file in files if file.index not in standing]
     weight = sum(record.work_unit.weight for record in kept)
     cut = work_units(to_pack, now.config, weight) if to_pack else []
-    by_unit = {record.unit: record for record in kept}
-    free = (number for number in count() if number not in by_unit)
-    new = [replace(unit, index=next(free)) for unit in cut]
-    units = sorted([*new, *(record.work_unit for record in kept)], key=lambda unit: unit.index)
-    run = replace(now, shape=shape, files=tuple(files), units=tuple(units))
+    taken = {record.unit for record in kept}
+    free = (number for number in count() if number not in taken)
+    units = tuple(replace(unit, index=next(free)) for unit in cut)
     for note in _notes(moved, [current[index].path for index in sorted(changed)], unnamed, inputs):
         options.notify(f"{directory}: {note}")
     has_moved = any(index is not None for index in moved.values())
     is_limited = any(getattr(manifest.config, name, None) != getattr(now.config, name, None)
                      for name in _OF_WHOLE)  # fmt: skip
-    return Addition(run, by_unit, bool(new) or has_moved or is_limited)
+    if not (units or has_moved or is_limited):
+        return None
+    return replace(now, shape=shape, files=tuple(files), units=units, kept=tuple(kept))
 
 
 def _match(
@@ -302,23 +483,19 @@ def _is_unchanged(entry: Input, file: InputFile) -> bool:
     return (entry.size, entry.version) == (file.size, file.version)
 
 
-def _kept_units(records: Iterable[UnitRecord], changed: set[int]) -> list[UnitRecord]:
+def _unchanged_units(records: Iterable[UnitRecord], changed: set[int]) -> list[UnitRecord]:
     """Return the units that stay: if one unit of an input is packed again, all its units are."""
     again, left = set(changed), [*records]
     while True:
         stay = list[UnitRecord]()
         for record in left:
-            if again.isdisjoint(_inputs(record)):
+            if again.isdisjoint(record.inputs):
                 stay.append(record)
             else:
-                again |= _inputs(record)
+                again |= record.inputs
         if len(stay) == len(left):
-            return [msgspec.structs.replace(record, reused=True) for record in stay]
+            return sorted(stay, key=lambda record: record.unit)
         left = stay[::-1]  # units that hang together like a chain fall in one pass or two
-
-
-def _inputs(record: UnitRecord) -> set[int]:
-    return {part.file for part in record.slices}
 
 
 def _unnamed_files(
