@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,6 @@ from packer_cli.chat.renderer import Document, Renderer
 from packer_cli.chat.templates import TemplateChoice
 from packer_cli.chat.turns import speakers
 from packer_cli.errors import InternalError, UsageError, named
-from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.record_columns import value_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -43,12 +42,10 @@ from packer_cli.records import (
     MOST_TURNS,
     BadRecord,
     Columns,
-    InputFile,
     Int32,
     Int64,
     OmittedContent,
     Records,
-    Slice,
     Texts,
     TrainedSpans,
     offsets_of,
@@ -63,6 +60,7 @@ from packer_cli.tokenization.specials import (
 )
 
 FIX = "fix the record, or use --on-error skip"
+_NESTED = "fields of the record are nested too deeply"
 UNSHOWN_TIP = "use a --chat-template that shows it, or --on-unshown warn"
 _MOST_SHOWN = 60  # characters
 _Message = dict[str, Any]
@@ -77,41 +75,79 @@ class _ContentError(ValueError):
 
 
 # why a record is bad
-_REASONS = (_ContentError, MalformedError, RefusedError, UndecidableError)
+_REASONS = (_ContentError, MalformedError, RefusedError, UndecidableError, RecursionError)
 
 
-@dataclass(frozen=True)
 class Composer:
     """Maker of documents from records.
 
-    renderers   for conversations; the last one is for those with tools
-    end_tokens  contents of the tokens that can end a turn
+    A chat template needs a worker, which can be stopped: it renders within the limits.
     """
 
-    shape: Shape
-    config: DocumentConfig
-    renderers: tuple[Renderer, ...] = ()
-    end_tokens: tuple[str, ...] = ()
-    specials: Specials = NO_SPECIALS
+    def __init__(
+        self,
+        shape: Shape,
+        config: DocumentConfig,
+        template: TemplateChoice | None,
+        special_tokens: dict[str, Any],
+        end_tokens: tuple[str, ...],
+        specials: Specials = NO_SPECIALS,
+    ) -> None:
+        """Set up the composer.
 
-    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """Yield the records of a slice, with texts and spans instead of fields."""
-        reader = reader_for(file.format)
-        for records in reader.read(file, part, self.shape, self.config):
-            yield self.compose(records)
+        template    None if no template makes the texts
+        end_tokens  contents of the tokens that can end a turn
 
-    def compose(self, records: Records, begin: Callable[[], None] = lambda: None) -> Records:
+        Raises InternalError for a value of --train-on that is declared, but not handled.
+        """
+        if config.train_on != "all":
+            _answers([], config.train_on)  # an error for a value that it does not know
+        kept = tool_roles_in(" ".join(template.sources)) if template else []
+        self._config = replace(config, roles=(*((name, name) for name in kept), *config.roles))
+        self._shape, self._template, self._specials = shape, template, specials
+        self._special_tokens, self._end_tokens = special_tokens, end_tokens
+
+    @cached_property
+    def _renderers(self) -> tuple[Renderer, ...]:
+        """For conversations; the last one is for those with tools. They are made when a worker
+        needs them first: that renders messages of packer's own.
+        """
+        if self._template is None:
+            return ()
+        limits.begin_template()
+        return tuple(
+            Renderer(
+                ChatTemplate(source, self._special_tokens, self._config.arguments),
+                self._config,
+                ends_matter=bool(self._end_tokens),
+            )
+            for source in self._template.sources
+        )
+
+    def compose(self, records: Records) -> Records:
         """Return the records with texts and spans instead of fields; those that cannot be documents
         join `bad`.
-
-        `begin` is called before each record is composed. It may raise RefusedError.
         """
+        if self._template is None:
+            return self._composed(records)
+        with limits.limited():
+            _ = self._renderers
+            return self._composed(records)
+
+    def render(self, conversation: Conversation) -> Document:
+        """Render messages through the chat template. Raises RefusedError and UndecidableError."""
+        with limits.limited():
+            _ = self._renderers
+            limits.begin_record()
+            return self._rendered(conversation)
+
+    def _composed(self, records: Records) -> Records:
         documents, positions = list[Document](), list[int]()
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
-        naming = Naming(self.config.message_keys, dict(self.config.roles))
-        texts, numbers = known_texts(self.shape, self.config), list[int]()
-        of_messages = _of_messages(self.config)
-        values = [_values_of(Document("", []), self.config)] if of_messages else []
+        naming = Naming(self._config.message_keys, dict(self._config.roles))
+        texts, numbers = known_texts(self._shape, self._config), list[int]()
+        of_messages = _of_messages(self._config)
+        values = [_values_of(Document("", []), self._config)] if of_messages else []
         for number, record in enumerate(records.fields or []):
             position = int(records.positions[number])
             try:
@@ -119,32 +155,34 @@ class Composer:
                 if of_messages:
                     names = [column.name for column in of_messages]
                     fields = {name: with_noted(value, names) for name, value in fields.items()}
-                begin()
+                if self._template is not None:
+                    limits.begin_record()
                 parsed = self._parsed(fields)
                 spelled = self._spelled(parsed)
                 specials += len(spelled)
-                if spelled and self.specials.policy == "error":
+                if spelled and self._specials.policy == "error":
                     raise _ContentError(spelled_out(spelled[0]), SPELLED_OUT_TIP)
                 parts = self._documents(parsed)
-                if parts[-1].left_out and self.config.on_unshown == "error":
+                if parts[-1].left_out and self._config.on_unshown == "error":
                     raise _ContentError(_unshown_text(parts[-1]), UNSHOWN_TIP)
                 self._count_unread(fields, parts[-1], unread)
                 part_values = [
-                    _values_of(document, self.config) for document in parts if of_messages
+                    _values_of(document, self._config) for document in parts if of_messages
                 ]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or FIX
-                bad.append(BadRecord(position, str(error), tip))
+                is_deep = isinstance(error, RecursionError)
+                bad.append(BadRecord(position, _NESTED if is_deep else str(error), tip))
                 continue
             documents += parts
             values += part_values
             numbers += [number] * len(parts)
             positions += [position] * len(parts)
-        if self.config.turns == "each":
+        if self._config.turns == "each":
             conversations = [document.conversation for document in documents]
             turns = [talk.turn or 0 if talk else 0 for talk in conversations]
             positions = list(map(turn_position, positions, turns))
-        keeps = isinstance(self.config, PackConfig) and self.config.overlong == "truncate-turns"
+        keeps = isinstance(self._config, PackConfig) and self._config.overlong == "truncate-turns"
         return replace(
             records,
             positions=np.array(positions, np.int64),
@@ -152,7 +190,7 @@ class Composer:
             texts=Texts.of([document.text for document in documents]),
             spans=byte_spans(documents, _end_to_end(values)),
             columns={name: column[numbers] for name, column in records.columns.items()},
-            turns=_turn_counts(documents, self.end_tokens),
+            turns=_turn_counts(documents, (*self._end_tokens, *self._config.turn_end)),
             specials=specials,
             unshown=[
                 part for i, document in enumerate(documents) for part in _left_out(i, document)
@@ -166,16 +204,16 @@ class Composer:
 
     def _parsed(self, fields: dict[str, Any]) -> Conversation | Document:
         """Return a record as messages, or as a text. Raises MalformedError."""
-        template = self.config.prompt_template or ""
+        template = self._config.prompt_template or ""
         conversation = conversation_of(
-            fields, self.shape, template,
+            fields, self._shape, template,
             lambda tools, arguments: self._renderer(tools, arguments).keep_parts,
         )  # fmt: skip
         if conversation is not None:
             return conversation
-        prompt, answer = texts_of(fields, self.shape, template)
+        prompt, answer = texts_of(fields, self._shape, template)
         text = prompt + answer
-        spans = None if self.config.train_on == "all" else [(len(prompt), len(text))]
+        spans = None if self._config.train_on == "all" else [(len(prompt), len(text))]
         return Document(text, spans)
 
     def _spelled(self, parsed: Conversation | Document) -> list[Any]:
@@ -183,27 +221,27 @@ class Composer:
         end in what follows it.
         """
         if isinstance(parsed, Document):
-            is_possible = self.specials.may_be_in(parsed.text)
-            return self.specials.in_record(parsed.text) if is_possible else []
+            is_possible = self._specials.may_be_in(parsed.text)
+            return self._specials.in_record(parsed.text) if is_possible else []
         in_parts = any(type(message.get("content")) is list for message in parsed.messages)
-        if self.specials.may_be_in(_content(parsed) if in_parts else _given(parsed)):
-            return self.specials.in_record(_content(parsed))
+        if self._specials.may_be_in(_content(parsed) if in_parts else _given(parsed)):
+            return self._specials.in_record(_content(parsed))
         return []
 
     def _documents(self, parsed: Conversation | Document) -> list[Document]:
         """Make at least one document of a record. Raises RefusedError and UndecidableError."""
         if isinstance(parsed, Document):
             return [parsed]
-        config = self.config
+        config = self._config
         if config.train_on != "all":
             if not (answers := speakers(parsed.messages)):
                 self._refuse_unknown(parsed)
             chosen = _answers(parsed.messages, config.train_on)
             if config.turns == "each" and chosen:
-                return _joined([self.render(part) for part in _up_to_each(parsed, chosen)])
+                return _joined([self._rendered(part) for part in _up_to_each(parsed, chosen)])
             if chosen != answers:
                 parsed = replace(parsed, messages=with_context(parsed.messages, chosen))
-        return [self.render(parsed)]
+        return [self._rendered(parsed)]
 
     def _refuse_unknown(self, conversation: Conversation) -> None:
         """Raise MalformedError if an unknown speaker may be the assistant."""
@@ -215,19 +253,19 @@ class Composer:
                 f"say who speaks: {Suggested({}, roles)}",
             )
 
-    def render(self, conversation: Conversation) -> Document:
-        """Render messages through the chat template. Raises RefusedError and UndecidableError."""
+    def _rendered(self, conversation: Conversation) -> Document:
+        """Raises RefusedError and UndecidableError."""
         renderer = self._renderer(conversation.tools, conversation.arguments)
         return renderer.render(conversation)
 
     def _renderer(self, tools: list[Any] | None, arguments: dict[str, Any] | None) -> Renderer:
         """Choose as transformers does: another template may be for conversations with tools."""
-        if not self.renderers:
+        if not self._renderers:
             raise UsageError(
                 "messages need a chat template, and the tokenizer has none",
                 "give one with --chat-template FILE",
             )
-        renderer = self.renderers[-1 if tools else 0]
+        renderer = self._renderers[-1 if tools else 0]
         return renderer.with_arguments(arguments) if arguments else renderer
 
     def _count_unread(
@@ -240,74 +278,11 @@ class Composer:
             names = renderer.unread(document.text, conversation)
             thought = fields.get(REASONING[-1])
             if thought and all(thought != m.get(REASONING[0]) for m in conversation.messages):
-                names.append(self.shape.columns[REASONING[-1]])
+                names.append(self._shape.columns[REASONING[-1]])
         else:
             names = [ARGUMENTS] if fields.get(ARGUMENTS) else []
         for name in names:
             unread[name] = unread.get(name, 0) + 1
-
-
-def make_composer(
-    shape: Shape,
-    config: DocumentConfig,
-    template: TemplateChoice | None,
-    special_tokens: dict[str, Any],
-    end_tokens: tuple[str, ...],
-    specials: Specials = NO_SPECIALS,
-) -> Composer:
-    """Make a composer. Its arguments can be sent to other processes, a compiled template cannot.
-
-    Raises InternalError for a value of --train-on that is declared, but not handled.
-    """
-    if config.train_on != "all":
-        _answers([], config.train_on)  # an error for a value that it does not know
-    renders = shape.is_chat or config.prompt_template == "chat"
-    kept = tool_roles_in(" ".join(template.sources)) if template else []
-    config = replace(config, roles=(*((name, name) for name in kept), *config.roles))
-    renderers = tuple(
-        Renderer(
-            ChatTemplate(source, special_tokens, config.arguments),
-            config,
-            ends_matter=bool(end_tokens),
-        )
-        for source in (template.sources if template and renders else [])
-    )
-    return Composer(shape, config, renderers, (*end_tokens, *config.turn_end), specials)
-
-
-class LimitedComposer:
-    """A `Composer` within the limits. It is made when a worker needs it first, for that renders
-    messages of its own.
-    """
-
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        """`arguments`: for `make_composer`, of one shape of records."""
-        self._arguments = arguments
-
-    @cached_property
-    def _composer(self) -> Composer:
-        with limits.limited():
-            limits.begin_template()
-            return make_composer(*self._arguments)
-
-    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """Yield the records of a slice with texts and spans in the place of fields."""
-        composer = self._composer
-        for records in reader_for(file.format).read(file, part, composer.shape, composer.config):
-            yield self.compose(records)
-
-    def compose(self, records: Records) -> Records:
-        """Return the records with texts and spans in the place of fields."""
-        composer = self._composer
-        with limits.limited():
-            return composer.compose(records, limits.begin_record)
-
-    def render(self, conversation: Conversation) -> Document:
-        """Return the document of one conversation. Raises RefusedError."""
-        composer = self._composer
-        with limits.limited():
-            limits.begin_record()
-            return composer.render(conversation)
 
 
 # -- A record's own content

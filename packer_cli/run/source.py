@@ -70,7 +70,7 @@ from packer_cli.tokenization.tokenizer import (
 from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
-    from packer_cli.chat.documents import Composer, LimitedComposer
+    from packer_cli.chat.documents import Composer
     from packer_cli.chat.messages import Conversation
     from packer_cli.chat.renderer import Document
     from packer_cli.chat.templates import TemplateChoice
@@ -290,7 +290,7 @@ class _ShapeSource:
         composer = None if tokenizer is None else self._composer(run)
         self.encode = self._encoder(composer)
         # a trace holds its ids: its messages are only compared with them
-        self._read = None if composer is None or shape.kind == TRACE else composer.read
+        self._compose = None if composer is None or shape.kind == TRACE else composer.compose
 
     @property
     def info(self) -> TokenizerInfo | None:
@@ -299,11 +299,10 @@ class _ShapeSource:
 
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
         """Yield the records of a slice: conversations and prompts as texts with spans."""
-        if self._read is not None:
-            return self._read(file, part)
-        return reader_for(file.format).read(file, part, self._shape, self._config)
+        records = reader_for(file.format).read(file, part, self._shape, self._config)
+        return records if self._compose is None else map(self._compose, records)
 
-    def _composer(self, run: RunPlan) -> Composer | LimitedComposer | _ComposerElsewhere | None:
+    def _composer(self, run: RunPlan) -> Composer | _ComposerElsewhere | None:
         """Return what makes texts of conversations and prompts; None if there are none."""
         shape, config, template = self._shape, self._config, run.chosen.template
         if shape.kind == TRACE and template is not None:  # to compare its messages with its ids
@@ -311,21 +310,18 @@ class _ShapeSource:
             config = DocumentConfig(train_on="all", template_args=config.template_args)
         elif not shape.is_composed:
             return None
-        from packer_cli.chat.documents import LimitedComposer, make_composer  # noqa: PLC0415 slow
+        from packer_cli.chat.documents import Composer  # noqa: PLC0415 jinja2 is slow
         from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
 
         files, renders = self._files, uses_template(shape, config)
         end_tokens = tuple(files.added_tokens) if files else ()
-        arguments = (
+        composer = Composer(
             shape, config, template if renders else None, special_tokens(files), end_tokens,
             self._specials(config),
         )  # fmt: skip
-        if not renders:
-            return make_composer(*arguments)
-        limited = LimitedComposer(arguments)
-        return limited if run.resumable else _ComposerElsewhere(limited, shape, config)
+        return composer if run.resumable or not renders else _ComposerElsewhere(composer)
 
-    def _encoder(self, composer: Composer | LimitedComposer | _ComposerElsewhere | None) -> Encode:
+    def _encoder(self, composer: Composer | _ComposerElsewhere | None) -> Encode:
         shape, config, tokenizer = self._shape, self._config, self._tokenizer
         if shape.is_composed and composer is not None and tokenizer is not None:
             from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
@@ -370,14 +366,13 @@ class _ComposerElsewhere:
     again if a template holds up the worker.
     """
 
-    def __init__(self, composer: LimitedComposer, shape: Shape, config: DocumentConfig) -> None:
-        self._composer, self._shape, self._config = composer, shape, config
+    def __init__(self, composer: Composer) -> None:
+        self._composer = composer
         self._pool = Pool(self._perform, describe=_named_stdin)
 
-    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """As `Composer.read`."""
-        for records in reader_for(file.format).read(file, part, self._shape, self._config):
-            yield self._in_worker("compose", records)
+    def compose(self, records: Records) -> Records:
+        """As `Composer.compose`."""
+        return self._in_worker("compose", records)  # type: ignore[no-any-return]
 
     def render(self, conversation: Conversation) -> Document:
         """As `Composer.render`. Raises RefusedError."""

@@ -19,7 +19,7 @@ from chats import (
 )
 from support import check_directory, packer, succeeds
 
-from packer_cli.chat.documents import make_composer
+from packer_cli.chat.documents import Composer
 from packer_cli.errors import InternalError
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shapes import Shape
@@ -114,4 +114,4 @@ def test_a_value_of_train_on_that_nothing_handles_is_an_error(kind: str) -> None
     config = PackConfig(max_length=8)
     object.__setattr__(config, "train_on", "first")  # as if it were declared
     with pytest.raises(InternalError, match="--train-on first: nothing says"):
-        make_composer(Shape(kind), config, None, {}, ())
+        Composer(Shape(kind), config, None, {}, ())

@@ -11,6 +11,7 @@ from altered import altered
 from chats import (
     REWRITTEN,
     TAGS,
+    Json,
     assistant,
     chat,
     many,
@@ -216,6 +217,15 @@ def test_whatever_a_template_fails_with_is_said_in_a_line(folder: Path, way: str
 
 
 # Processes beside the run
+
+
+def test_arguments_that_are_nested_too_deeply(folder: Path) -> None:
+    arguments: Json = {}
+    for _ in range(480):
+        arguments = {"a": arguments}
+    call = {"function": {"name": "f", "arguments": arguments}}
+    record = chat(user("Hi"), assistant("", tool_calls=[call]))
+    refused([record], 1, "fields of the record are nested too deeply", template=TAGS)
 
 
 def test_processes_beside_the_run_change_nothing(folder: Path) -> None:
