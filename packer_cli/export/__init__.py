@@ -21,7 +21,6 @@ import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -108,19 +107,20 @@ def export(
         Progress(total, show=show_progress, doing="exporting") as progress,
     ):
         writer = kind(folder, exported, even=even is not None)
-        stop, read = threading.Event(), [exported]
+        read = [exported]
         if isinstance(exported, View):
             read += exported.directories.values()
         # beside the export, which uses one core: what is exported gets digests of its own
         with ThreadPoolExecutor(1) as pool:
-            digests = [pool.submit(source.check_digests, stop.is_set) for source in read]
+            digests = [pool.submit(source.check_digest, shard)
+                       for source in read for shard in source.facts.shards]  # fmt: skip
             try:
                 for part in parts(lambda size: progress.read(size, 0)):
                     writer.write(part)
                 for compared in digests:
                     compared.result()
             finally:
-                stop.set()
+                pool.shutdown(cancel_futures=True)
                 writer.close()
     return exported
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -149,32 +149,33 @@ def problem_of(path: Path, shard: Shard) -> str:
     return ""
 
 
-def name_by_content(
-    folder: Path, shard: Shard, stopped: Callable[[], bool] = lambda: False
-) -> bool:
+def name_by_content(folder: Path, shard: Shard) -> None:
     """Find a written shard's size and digest, and name its file by these. INOUT shard.
 
-    Returns False if `stopped` ended that early. Raises DataError if it cannot be read or renamed.
+    Raises DataError if it cannot be read or renamed.
     """
     written = folder / shard.file
-    shard.bytes, shard.sha256 = digest(written, stopped)
-    if stopped():
-        return False
+    shard.bytes, shard.sha256 = digest(written)
     shard.file = named_by_digest(shard.file.removesuffix(PART), shard.sha256)
     with os_errors(written, "write"):
         os.rename(written, folder / shard.file)
-    return True
 
 
-def digest(
-    path: str | os.PathLike[str],
-    stopped: Callable[[], bool] = lambda: False,
-    listed: int | None = None,
-) -> tuple[int, str]:
+def difference(path: str | os.PathLike[str], sha256: str, size: int | None = None) -> str:
+    """Describe how a file differs from the one that a manifest lists; "" if it is that one.
+
+    Raises DataError if it cannot be read.
+    """
+    actual_size, actual = digest(path, size)
+    if size not in (None, actual_size):
+        return f"has {actual_size} bytes, the manifest says {size}"
+    return "" if actual == sha256 else f"its sha256 is {actual}, the manifest says {sha256}"
+
+
+def digest(path: str | os.PathLike[str], listed: int | None = None) -> tuple[int, str]:
     """Return (size, sha256) of a file, or URL.
 
-    stopped  ends early, with a wrong result, once it returns True
-    listed   expected size: another file is not read, for it may be sparse, and larger than any disk
+    listed  expected size: another file is not read, for it may be sparse, and larger than any disk
 
     Raises DataError if it cannot be read.
     """
@@ -185,7 +186,7 @@ def digest(
     sha, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_HASH_BYTES))
     with os_errors(path), storage.open_bytes(os.fspath(path), _FETCHED_BYTES) as file:
-        while (count := file.readinto(buffer)) and not stopped():
+        while count := file.readinto(buffer):
             sha.update(buffer[:count])
             size += count
     return size, sha.hexdigest()

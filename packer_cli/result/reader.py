@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,10 +34,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numpy.lib.format import write_array_header_1_0
 
 from packer_cli import storage
 from packer_cli._kernels import gathering
-from packer_cli.errors import DataError, UsageError, from_os_error, os_errors
+from packer_cli.errors import DataError, UsageError, os_errors
 from packer_cli.options.options import VIEW_COLUMNS
 from packer_cli.options.values import plain_int
 from packer_cli.records import Int32, Int64, offsets_of
@@ -51,7 +53,7 @@ from packer_cli.result.columns import (
     stored_schema,
     values_type,
 )
-from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, digest, problem_of
+from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, difference, problem_of
 from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.storage import no_link
 
@@ -61,7 +63,6 @@ PACK_AGAIN = (
 WITH_THE_SAME = "pack them with the same options"
 CACHE = "and cache= names a local directory"
 HEADER_BYTES = 128  # of `squared_lengths.npy`
-_MAGIC = b"\x93NUMPY\x01\x00"
 _UPLOAD_AGAIN = "upload the result again; if it was replaced, open it again"
 
 
@@ -230,18 +231,12 @@ class Stored:
             missing = problem == MISSING and self.replaced()
             raise missing or DataError(f"{self.place_of(shard.file)}: {problem}", self.again)
 
-    def check_digests(self, stopped: Callable[[], bool]) -> None:
-        """Raise DataError for a shard with another digest than the manifest says. Ends early once
-        `stopped` returns True.
-        """
-        for shard in self.facts.shards:
-            _, sha256 = digest(self.path / shard.file, stopped)
-            if not stopped() and sha256 != shard.sha256:
-                raise self.replaced() or DataError(
-                    f"{self.place_of(shard.file)}: its sha256 is {sha256}, the manifest says "
-                    f"{shard.sha256}",
-                    self.again,
-                )
+    def check_digest(self, shard: Shard) -> None:
+        """Raise DataError for a shard with another digest than the manifest says."""
+        if problem := difference(self.path / shard.file, shard.sha256):
+            raise self.replaced() or DataError(
+                f"{self.place_of(shard.file)}: {problem}", self.again
+            )
 
     def stored(self, shard: Shard) -> Iterator[Any]:
         """Return the record batches of a shard as they are stored, mapped and validated.
@@ -280,7 +275,11 @@ class Stored:
 
     def _map(self, shard: Shard) -> Any:
         """Map a shard's bytes. Raises ArrowException or OSError."""
-        return pa.memory_map(str(self.path / shard.file))
+        return pa.memory_map(str(self.local(shard.file, shard.sha256, shard.bytes)))
+
+    def local(self, name: str, sha256: str, size: int) -> Path:
+        """Return the local path of a file with this digest and size."""
+        return self.path / name
 
     def _stored_schema(self, shard: Shard) -> Any:
         raise NotImplementedError
@@ -486,10 +485,6 @@ class PackedDirectory(Stored, RowReader):
     def _stored_schema(self, shard: Shard) -> Any:
         return self._rows_as_stored
 
-    def local_squares(self) -> Path:
-        """Return a local path of `squared_lengths.npy`."""
-        return self.path / SQUARED_LENGTHS
-
 
 def as_batch(columns: Mapping[str, Any], kinds: Any) -> Any:
     """Make a record batch of the schema `kinds` from columns as `PackedDirectory.gather` returns
@@ -527,45 +522,28 @@ class CopiedDirectory(PackedDirectory):
     def check_size(self, shard: Shard) -> None:
         """Do nothing: copies are compared with the manifest when they are made."""
 
-    def _map(self, shard: Shard) -> Any:
-        self._copy(shard.file, shard.sha256, shard.bytes)
-        return super()._map(shard)
-
-    def local_squares(self) -> Path:
-        size = HEADER_BYTES + 8 * len(self)
-        self._copy(SQUARED_LENGTHS, self.facts.side_files[SQUARED_LENGTHS], size)
-        return super().local_squares()
-
-    def _copy(self, name: str, sha256: str, size: int) -> None:
+    def local(self, name: str, sha256: str, size: int) -> Path:
         """Copy a file, unless it is there. Other processes wait for the one that does: it holds a
         lock on the copy until that has its name. Raises DataError if the object has changed.
         """
         path, part = self.path / name, self.path / f"{name}.part"
-
-        def is_here() -> bool:
-            return path.exists() and path.stat().st_size == size
-
-        if is_here():
-            return
         with os_errors(path, "write"):
+            if storage.size_of(path) == size:
+                return path
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(part, "ab", opener=no_link) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 try:
-                    if is_here():
-                        return
-                    storage.download(self.place_of(name), part)
-                    if (copied := digest(part)[1]) != sha256:
-                        raise DataError(
-                            f"{self.place_of(name)}: its sha256 is {copied}, the manifest says "
-                            f"{sha256}",
-                            _UPLOAD_AGAIN,
-                        )
-                    os.replace(part, path)
+                    if storage.size_of(path) != size:
+                        storage.download(self.place_of(name), part)
+                        if problem := difference(part, sha256):
+                            raise DataError(f"{self.place_of(name)}: {problem}", _UPLOAD_AGAIN)
+                        os.replace(part, path)
                 except DataError as error:
                     raise self.replaced() or error from error
                 finally:  # a copy of this process (fork) would go on holding it
                     fcntl.flock(file, fcntl.LOCK_UN)
+        return path
 
 
 class Joined(RowReader):
@@ -664,29 +642,16 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
     """Map the sum of squared segment lengths of every row, int64[rows], in the order of the shards:
     the cost of attention. The array is read-only.
 
-    `squared_lengths.npy` has numpy's format 1.0: a header of 128 bytes, then 8 bytes for each row,
-    little-endian. It has the same name in all results, so its digest is compared.
-
-    Raises DataError if the file is not the manifest's, and if another result has taken the place of
-    this one.
+    The file has the same name in all results, so its digest is compared. Raises DataError if it is
+    not the manifest's, and if another result has taken the place of this one.
     """
-    path: Path | str = packed.place_of(SQUARED_LENGTHS)
+    facts, name = packed.facts, SQUARED_LENGTHS
     try:
-        path = packed.local_squares()
-        with storage.open_bytes(os.fspath(path)) as file:
+        path = packed.local(name, facts.side_files.get(name, ""), HEADER_BYTES + 8 * len(packed))
+        with os_errors(path), storage.open_bytes(str(path)) as file:
             size = os.fstat(file.fileno()).st_size
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-        expected = HEADER_BYTES + 8 * packed.facts.rows
-        if len(content) != expected or content[:HEADER_BYTES] != squares_header(packed.facts.rows):
-            raise DataError(
-                f"{os.fspath(path)}: is not an array of numpy's format 1.0, "
-                f"<i8[{packed.facts.rows}] in {expected} bytes: it has {len(content)}",
-                PACK_AGAIN,
-            )
-        sha256 = hashlib.sha256(content).hexdigest()
-        _compare_digest(path, sha256, packed.facts, SQUARED_LENGTHS)
-    except OSError as error:
-        raise packed.replaced() or from_os_error(error, path, "read") from error
+        check_side_file(path, facts, name)  # of what was mapped: files are replaced by renaming
     except DataError as error:
         raise packed.replaced() or error from None
     sums: Int64 = np.frombuffer(content, "<i8", offset=HEADER_BYTES)
@@ -695,23 +660,14 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
 
 def check_side_file(place: str | os.PathLike[str], facts: Result, name: str) -> None:
     """Raise DataError if the side file `name`, which lies at `place`, is not the manifest's."""
-    listed = facts.side_file_bytes.get(name)
-    size, sha256 = digest(place, listed=listed)
-    if listed not in (None, size):
-        problem = f"{os.fspath(place)}: has {size} bytes, the manifest says {listed}"
-        raise DataError(problem, PACK_AGAIN)
-    _compare_digest(place, sha256, facts, name)
-
-
-def _compare_digest(place: str | os.PathLike[str], sha256: str, facts: Result, name: str) -> None:
-    if sha256 != (listed := facts.side_files.get(name)):
-        raise DataError(
-            f"{os.fspath(place)}: its sha256 is {sha256}, the manifest says {listed}", PACK_AGAIN
-        )
+    listed = facts.side_files.get(name, "missing"), facts.side_file_bytes.get(name)
+    if problem := difference(place, *listed):
+        raise DataError(f"{os.fspath(place)}: {problem}", PACK_AGAIN)
 
 
 def squares_header(rows: int) -> bytes:
-    """Return the first bytes of a file of this many squared lengths, as numpy writes them."""
-    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({rows},), }}"
-    size = HEADER_BYTES - len(_MAGIC) - 2
-    return _MAGIC + size.to_bytes(2, "little") + text.ljust(size - 1).encode() + b"\n"
+    """Return the first HEADER_BYTES of a file of this many squared lengths."""
+    file = io.BytesIO()
+    facts = {"descr": "<i8", "fortran_order": False, "shape": (rows,)}
+    write_array_header_1_0(file, facts)
+    return file.getvalue()

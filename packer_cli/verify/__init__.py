@@ -39,7 +39,7 @@ from packer_cli.result.layout import (
     Measured,
     Shard,
     add_measured,
-    digest,
+    difference,
     kind_of,
     problem_of,
 )
@@ -135,16 +135,11 @@ class Findings:
         is missing or differs.
         """
         try:
-            found_size, found_sha256 = digest(path, listed=size)
-            text = f"its sha256 is {found_sha256}, the manifest says {sha256}"
-            if size not in (None, found_size):
-                text = f"has {found_size} bytes, the manifest says {size}"
-            elif found_sha256 == sha256:
-                return True
+            text = difference(path, sha256, size)
         except DataError as error:
             text = error.message.removeprefix(f"{path}: ")
-        self.add(name, text, kind=kind)
-        return False
+        self.add(name, *filter(None, [text]), kind=kind)
+        return not text
 
     def lines(self, directory: Path) -> list[str]:
         """Return a line for each problem, or one that says what was checked."""
