@@ -19,7 +19,6 @@ import ctypes
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,20 +31,13 @@ import msgspec
 import numpy as np
 
 from packer_cli.errors import UsageError, from_os_error, one_of
-from packer_cli.export.formats import ARRAY_FILES, FORMATS, Exported, PackedCopy, Writer
+from packer_cli.export.formats import FORMATS, Exported, PackedCopy, Writer
 from packer_cli.export.rows import batches, documents, tokenized_documents, units
 from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions, StepOptions
 from packer_cli.progress import Progress
 from packer_cli.records import Int64, Notify
 from packer_cli.result.existing import holds_result, in_the_way
-from packer_cli.result.layout import (
-    DATASET_DICT,
-    INCOMPLETE,
-    MANIFEST,
-    SHARD_NAME,
-    SIDE_FILES,
-)
 from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, View, open_packed
 from packer_cli.result.reader import PackedDirectory
@@ -202,14 +194,6 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOpti
 
 MARKER = ".packer-export.json"
 _PARTIAL, _NEW, _OLD = ".packer-partial", "new", "old"
-_OF_TRAIN = "train/state.json"  # in the only folder that an export has
-_HALF_MADE = re.compile(
-    r"data-[0-9]{5,20}\.arrow|packed-[0-9]{5,20}(\.idx)?\.parquet|documents\.(bin|idx)"
-    r"|packer\.json"
-    rf"|{ARRAY_FILES}"
-    rf"|({SHARD_NAME}|{re.escape(MARKER)})(\.part)?"
-    rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES | {DATASET_DICT, MANIFEST, INCOMPLETE})))}"
-)  # what exports write
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 
 
@@ -247,12 +231,13 @@ def new_directory(
                 _refuse_taken(output, overwrite)
                 new.mkdir()
                 yield new
-                if details is not None:
+                for path in new.rglob("*"):
+                    sync(path)
+                if details is not None:  # last: files that a marker lists are whole
                     sizes = _sizes_below(new).items()
                     marker = details | {"files": {n: size for n, size in sizes if size != OTHER}}
                     put_file(new / MARKER, json.dumps(marker, indent=1).encode())
-                for path in (*new.rglob("*"), new):
-                    sync(path)
+                sync(new)
                 _refuse_taken(output, overwrite)  # the last check may have been hours ago
                 _put_in_place(new, real, old)
                 if os.access(real.parent, os.R_OK):
@@ -273,8 +258,7 @@ def _settle(real: Path, new: Path, old: Path) -> None:
     if old.exists() and not (real.exists() and os.listdir(real)):
         os.rename(old, real)
     for path in filter(Path.exists, (new, old)):
-        if names := _foreign_in(path):
-            raise in_the_way(path, names)
+        _refuse_foreign(path)
         with suppress(OSError):  # the next export will do it
             shutil.rmtree(path)
 
@@ -311,8 +295,7 @@ def _refuse_taken(output: Path, overwrite: bool) -> None:
         (not overwrite, f"{output}: holds a finished export",
          f"{tip}, or replace it with --overwrite"),
     ])  # fmt: skip
-    if names := _foreign_in(output, by_size=True):
-        raise in_the_way(output, names)
+    _refuse_foreign(output)
 
 
 class _Marker(msgspec.Struct):
@@ -335,20 +318,14 @@ def _sizes_below(export: Path) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
-def _foreign_in(export: Path, *, by_size: bool = False) -> list[str]:
-    """Return the names in an export that its marker does not list, `by_size` also with another
-    size; without a marker, those that exports do not write.
+def _refuse_foreign(export: Path) -> None:
+    """Raise UsageError if an export holds what its marker does not list, or lists with another
+    size. Without a marker it is half made, in packer's own folder.
     """
-    listed = _listed(export)
-    folders = {str(parent) for name in listed or [_OF_TRAIN] for parent in Path(name).parents}
-    foreign = []
-    for name, size in _sizes_below(export).items():
-        if size == OTHER:
-            is_own = name in folders and not (export / name).is_symlink()
-        elif listed is None or name == MARKER:
-            is_own = bool(_HALF_MADE.fullmatch(os.path.basename(name)))
-        else:
-            is_own = name in listed and (not by_size or size == listed[name])
-        if not is_own:
-            foreign.append(name)
-    return foreign
+    if (listed := _listed(export)) is None:
+        return
+    folders = {str(parent) for name in listed for parent in Path(name).parents}
+    expected = listed | {name: OTHER for name in folders if not (export / name).is_symlink()}
+    if names := [name for name, size in _sizes_below(export).items()
+                 if name != MARKER and size != expected.get(name)]:  # fmt: skip
+        raise in_the_way(export, names)

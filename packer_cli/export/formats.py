@@ -29,7 +29,6 @@ from packer_cli.export.rows import UnpaddedRows, batches, compare, documents, un
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.options import COLUMNS
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
@@ -70,8 +69,6 @@ from packer_cli.storage import open_bytes
 
 Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone
 
-# names of files that `Numpy` gives its arrays
-ARRAY_FILES = rf"({'|'.join(COLUMNS)}|carried_[\w.~%-]+)(_offsets)?\.npy"
 _PART_BYTES = 1 << 30
 _MOST_VALUES = (1 << 31) - 1
 # LLaMA-Factory's collator pads input_ids, labels and attention_mask to a multiple of this, and

@@ -34,6 +34,7 @@ from packer_cli.result.layout import (
     INCOMPLETE,
     INDEX,
     MANIFEST,
+    MISSING,
     TOKENIZER,
     WORK,
     Measured,
@@ -98,58 +99,37 @@ class Problem(NamedTuple):
 class Findings:
     """Figures that were checked, and all problems.
 
-    command  that made the result: pack or tokenize
-    figures  numbers of checked shards, bytes, tokens, and rows or documents; and
-             `units_packed_again`, None if inputs are not compared
+    command       that made the result: pack or tokenize
+    figures       numbers of checked shards, bytes, tokens, and rows or documents
+    packed_again  number of units; None if inputs are not compared
     """
 
     def __init__(self, command: str) -> None:
         self.command = command
         self.problems: list[Problem] = []
-        self._noun = "document" if command == "tokenize" else "row"
-        self.figures: dict[str, int | None] = dict.fromkeys(
-            ("shards", "bytes", f"{self._noun}s", "tokens"), 0
-        )
-        self.figures["units_packed_again"] = None
+        self.noun = "document" if command == "tokenize" else "row"
+        self.figures = dict.fromkeys(("shards", "bytes", f"{self.noun}s", "tokens"), 0)
+        self.packed_again: int | None = None
 
     def add(self, file: str, *texts: str, kind: str = DAMAGED) -> None:
-        """Add a problem of a file for each text."""
-        self.problems.extend(Problem(file, text, kind) for text in texts)
-
-    def count(self, figure: str, more: int) -> None:
-        """Add to a figure."""
-        self.figures[figure] = (self.figures.get(figure) or 0) + more
+        """Add a problem of a file for each text that is not empty."""
+        self.problems.extend(Problem(file, text, kind) for text in texts if text)
 
     def extend(self, other: Findings) -> None:
         """Add the problems and figures of other findings."""
         self.problems += other.problems
         for figure, number in other.figures.items():
-            if number is not None:
-                self.count(figure, number)
-
-    def is_as_listed(
-        self, name: str, path: Path | str, sha256: str, size: int | None = None,
-        kind: str = DAMAGED,
-    ) -> bool:  # fmt: skip
-        """Compare a file with its listed digest and size. Adds a problem, and returns False, if it
-        is missing or differs.
-        """
-        try:
-            text = difference(path, sha256, size)
-        except DataError as error:
-            text = error.message.removeprefix(f"{path}: ")
-        self.add(name, *filter(None, [text]), kind=kind)
-        return not text
+            self.figures[figure] += number
 
     def lines(self, directory: Path) -> list[str]:
         """Return a line for each problem, or one that says what was checked."""
         if self.problems:
             return [f"{directory}: {one.file}: {one.problem}" for one in sorted(self.problems)]
-        shards, rows = self.figures["shards"] or 0, self.figures[f"{self._noun}s"] or 0
-        line = f"{directory}: {plural(shards, 'shard')}, {plural(rows, self._noun)}: OK"
-        if (units := self.figures["units_packed_again"]) is not None:
+        noun, rows = self.noun, self.figures[f"{self.noun}s"]
+        line = f"{directory}: {plural(self.figures['shards'], 'shard')}, {plural(rows, noun)}: OK"
+        if self.packed_again is not None:
             again = "tokenized" if self.command == "tokenize" else "packed"
-            line += f"; {plural(units, 'unit')} {again} again: the same {self._noun}s"
+            line += f"; {plural(self.packed_again, 'unit')} {again} again: the same {noun}s"
         return [line]
 
     def tip(self) -> str:
@@ -165,7 +145,16 @@ class Findings:
             {"file": file, "problem": problem, "tip": TIPS[kind].format(self.command)}
             for file, problem, kind in sorted(self.problems)
         ]
-        return {"ok": not problems, "problems": problems, **self.figures}
+        checked = {**self.figures, "units_packed_again": self.packed_again}
+        return {"ok": not problems, "problems": problems, **checked}
+
+
+def _difference(path: Path, sha256: str, size: int | None = None) -> str:
+    """Describe how a file differs from what the manifest lists; "" if it does not."""
+    try:
+        return difference(path, sha256, size)
+    except DataError as error:
+        return error.message.removeprefix(f"{path}: ")
 
 
 def verify(
@@ -256,11 +245,8 @@ def _check_files(directory: Path, facts: Result, findings: Findings, notify: Not
         text = f"was edited: its contents have the sha256 {sha256}, it says {facts.sha256}"
         findings.add(MANIFEST, text)
     for name, expected in facts.side_files.items():
-        if (directory / name).is_file():
-            size = facts.side_file_bytes.get(name, 0)
-            findings.is_as_listed(name, directory / name, expected, size)
-        else:
-            findings.add(name, "is missing")
+        path, size = directory / name, facts.side_file_bytes.get(name, 0)
+        findings.add(name, _difference(path, expected, size) if path.is_file() else MISSING)
     with os_errors(directory):
         names = set(os.listdir(directory))
     manifest = INCOMPLETE if facts.incomplete else MANIFEST
@@ -300,7 +286,15 @@ class Checks(ABC):
         With `bytes_too`, digests are compared, too. A unit with a damaged shard is not read.
         """
         findings, counts, places = Findings(self.facts.command), Counts(), list[Int64]()
-        if False in [self._is_whole(shard, findings, bytes_too=bytes_too) for shard in shards]:
+        for shard in shards:
+            path = self.path / shard.file
+            findings.figures["bytes"] += shard.bytes
+            self.progress.read(shard.bytes, 0)
+            problem = problem_of(path, shard)
+            if bytes_too and not problem:
+                problem = _difference(path, shard.sha256)
+            findings.add(shard.file, problem)
+        if findings.problems:
             return UnitCheck(findings, None)
         each = [shard for shard in shards if kind_of(shard.file) != INDEX]
         for shard in each:
@@ -311,24 +305,15 @@ class Checks(ABC):
                 name, _, text = error.message.removeprefix(f"{self.path}/").partition(": ")
                 errors = [text]
             findings.add(name, *errors)
-        for figure in {"rows", "documents", "tokens"} & findings.figures.keys():
-            findings.count(figure, getattr(counts, figure))
-        findings.count("shards", len(each))
+        checked = {"shards": len(each), "tokens": counts.tokens}
+        checked[f"{findings.noun}s"] = getattr(counts, f"{findings.noun}s")
+        findings.figures |= checked
         if places and not findings.problems:
             name = each[0].file if len(each) == 1 else f"unit {each[0].unit}"
             findings.add(
                 name, *self.misplaced(each[0].unit, np.concatenate(places, axis=1), counts)
             )
         return UnitCheck(findings, None if findings.problems else counts)
-
-    def _is_whole(self, shard: Shard, findings: Findings, *, bytes_too: bool) -> bool:
-        path = self.path / shard.file
-        findings.count("bytes", shard.bytes)
-        self.progress.read(shard.bytes, 0)
-        if problem := problem_of(path, shard):
-            findings.add(shard.file, problem)
-            return False
-        return not bytes_too or findings.is_as_listed(shard.file, path, shard.sha256)
 
     def add_up(self, units: Iterable[UnitCheck], findings: Findings) -> None:
         """Add the findings of all units, and compare the manifest's figures with their counts."""

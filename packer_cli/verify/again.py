@@ -30,7 +30,7 @@ from packer_cli.inputs.tokenized import is_tokenized, opened, shape_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.layout import TEMPLATE, Shard, digest, name_by_content
+from packer_cli.result.layout import TEMPLATE, Shard, difference, digest, name_by_content
 from packer_cli.result.manifest import Result
 from packer_cli.result.reader import Stored
 from packer_cli.run.pool import Pool
@@ -71,7 +71,7 @@ def compare_inputs(
         units = [
             units[number] for number in sorted(order[: np.searchsorted(documents, sample) + 1])
         ]
-    findings.count("units_packed_again", len(units))
+    findings.packed_again = len(units)
     if not units:
         return
     run = _run_of(stored, files, units, options)
@@ -81,13 +81,11 @@ def compare_inputs(
     shards = {of_unit[0].unit: of_unit for of_unit in facts.shards_of_units()}
     with TemporaryDirectory(prefix=f"{place.name}.verify-", dir=beside) as folder:
         context = UnitContext.reporting(run, Path(folder), options)
-        compare = partial(_compare_unit, stored, context)
-        pool = context.pool(compare, partial(_described, context))
-        compared = [(unit.work_unit, shards.get(unit.unit, [])) for unit in units]
-        with closing(pool), closing(pool.map(compared)) as differences:
+        pool = context.pool(partial(_compare_unit, stored, context, shards), context.described)
+        cut = [unit.work_unit for unit in units]
+        with closing(pool), closing(pool.map(cut)) as differences:
             for number, (name, text) in differences:
-                findings.add(name or f"unit {units[number].unit}", *filter(None, [text]),
-                             kind=DIFFERENT)  # fmt: skip
+                findings.add(name or f"unit {units[number].unit}", text, kind=DIFFERENT)
 
 
 def _unchanged_inputs(
@@ -95,47 +93,47 @@ def _unchanged_inputs(
 ) -> dict[int, InputFile]:
     """Return the inputs that are as they were, by index, and add the others to `findings`."""
     known = {key for listed in facts.inputs for key in (listed.path, listed.sha256)}
-    moved, files = dict[str | None, InputFile](), dict[int, InputFile]()
+    moved, files = dict[str, InputFile](), dict[int, InputFile]()
     for file in find_inputs([*names], facts.config) if names else ():
-        keys = {file.known_as} if storage.is_url(file.path) else {
-            file.known_as, digest(file.path)[1]
-        }  # fmt: skip
+        keys = {file.known_as} | (
+            {digest(file.path)[1]} if not storage.is_url(file.path) else set()
+        )
         if not keys & known:
             tip = "leave it out; or restore what has changed"
             raise UsageError(f"{file.path}: is not an input of the result, or has changed", tip)
         moved |= dict.fromkeys(keys, file)
 
-    def check(index: int) -> tuple[InputFile | None, Findings]:
-        listed, findings = facts.inputs[index], Findings(facts.command)
+    def check(index: int) -> InputFile | str:
+        """Return an unchanged input, or an error that begins with the name of a file."""
+        listed, problem = facts.inputs[index], ""
         try:
             file = moved.get(listed.path) or moved.get(listed.sha256)
             file = file or input_file(index, storage.shown(listed.path), facts.config)
-            digests = [(file.path, listed.sha256, listed.size)] if listed.sha256 else []
-            if not digests and (file.size, file.version) != (listed.size, listed.version):
-                findings.add(listed.name, "has another size or version now", kind=CHANGED)
-                return None, findings
+            if listed.sha256:
+                problem = difference(file.path, listed.sha256, listed.size)
+            elif (file.size, file.version) != (listed.size, listed.version):
+                problem = "has another size or version now"
+            if problem:
+                return f"{file.path}: {problem}"
             if is_tokenized([file]):
                 tokens = opened(file)
-                digests += [
-                    (str(tokens.path / shard.file), shard.sha256, shard.bytes)
-                    for shard in tokens.facts.shards
-                ]
-            if all(findings.is_as_listed(one[0], *one, CHANGED) for one in digests):
-                return replace(file, index=index), findings
+                for shard in tokens.facts.shards:
+                    tokens.check_digest(shard)
+            return replace(file, index=index)
         except PackerError as error:
-            text = error.message.removeprefix(f"{storage.shown(listed.path)}: ")
-            findings.add(listed.name, text, kind=CHANGED)
-        return None, findings
+            return error.message
 
     readable = [index for index, listed in enumerate(facts.inputs) if listed.path != STDIN]
     if len(readable) < len(facts.inputs):
         options.notify("-: came from stdin, which cannot be read again: not compared")
     pool = Pool(check, workers=options.workers, may_run_here=True)
     with closing(pool), closing(pool.map(readable)) as checked:
-        for number, (unchanged, of_input) in checked:
-            findings.extend(of_input)
-            if unchanged is not None:
-                files[readable[number]] = unchanged
+        for _, file in checked:
+            if isinstance(file, str):
+                name, _, text = file.partition(": ")
+                findings.add(name, text, kind=CHANGED)
+            else:
+                files[file.index] = file
     return files
 
 
@@ -143,37 +141,37 @@ def _run_of(
     stored: Stored, files: dict[int, InputFile], units: list[UnitRecord], options: EncodingOptions
 ) -> RunPlan:
     """Return the run of these units, with the tokenizer and the template that the result keeps."""
-    config, info, tokenizer = stored.facts.config, stored.facts.tokenizer, None
+    config, info = stored.facts.config, stored.facts.tokenizer
     ordered = [files[index] for index in sorted(files)]
     if is_tokenized(ordered):
-        run = RunPlan(config, shape_of(ordered), tuple(ordered), (), TokenizerSelection(None))
+        shape, chosen = shape_of(ordered), TokenizerSelection(None)
     else:
-        if info is not None:
-            tokenizer = str(stored.path) if info.sha256 else BYTES
+        tokenizer = (str(stored.path) if info.sha256 else BYTES) if info else None
         if config.chat_template:  # a tokenizer has it among its files
             template = None if info is None or info.sha256 else str(stored.path / TEMPLATE)
             config = replace(config, chat_template=template)
         # not settled anew: the options that are stored are those for this shape already
         detected = detect_shape(ordered, config)
-        chosen = choose_encoding(detected.shape, config, tokenizer, options)
-        run = RunPlan(config, detected.shape, tuple(detected.files), (), chosen)
-    by_index = {file.index: file for file in run.files}
+        shape, ordered = detected.shape, [*detected.files]
+        chosen = choose_encoding(shape, config, tokenizer, options)
+    by_index = {file.index: file for file in ordered}
     unread = InputFile(-1, "", "", None, 0, 0)  # no unit reads it
-    every = [by_index.get(index, unread) for index in range(len(stored.facts.inputs))]
-    cut = tuple(unit.work_unit for unit in units)
-    return replace(run, config=stored.facts.config, files=tuple(every), units=cut)
+    every = tuple(by_index.get(index, unread) for index in range(len(stored.facts.inputs)))
+    return RunPlan(
+        stored.facts.config, shape, every, tuple(unit.work_unit for unit in units), chosen
+    )
 
 
 def _compare_unit(
-    stored: Stored, context: UnitContext, unit: tuple[WorkUnit, list[Shard]]
+    stored: Stored, context: UnitContext, of_units: dict[int, list[Shard]], unit: WorkUnit
 ) -> tuple[str, str]:
     """Pack a unit again, and return the first shard that differs and a description.
 
     The shard is "" if the unit cannot be packed, and both are if all shards are equal.
     """
-    (work_unit, shards), name, text = unit, "", ""
+    shards, name, text = of_units.get(unit.index, []), "", ""
     try:
-        repacked = context.pack(work_unit).shards
+        repacked = context.pack(unit).shards
         context.source.confirm()
     except (DataError, UsageError) as error:
         return "", f"cannot be packed again: {error.message}"
@@ -189,10 +187,6 @@ def _compare_unit(
     if len(shards) != len(repacked) and not text:
         text = f"has {len(shards)} shards, its inputs give {len(repacked)}"
     return name, text
-
-
-def _described(context: UnitContext, unit: tuple[WorkUnit, list[Shard]]) -> str:
-    return context.described(unit[0])
 
 
 def _difference(stored: Any, expected: Any) -> str:
