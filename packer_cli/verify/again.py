@@ -128,12 +128,12 @@ def _unchanged_inputs(
         options.notify("-: came from stdin, which cannot be read again: not compared")
     pool = Pool(check, workers=options.workers, may_run_here=True)
     with closing(pool), closing(pool.map(readable)) as checked:
-        for _, file in checked:
-            if isinstance(file, str):
-                name, _, text = file.partition(": ")
-                findings.add(name, text, kind=CHANGED)
+        for _, unchanged in checked:
+            if isinstance(unchanged, InputFile):
+                files[unchanged.index] = unchanged
             else:
-                files[file.index] = file
+                name, _, text = unchanged.partition(": ")
+                findings.add(name, text, kind=CHANGED)
     return files
 
 
