@@ -12,8 +12,7 @@ that memory does not depend on the number of files.
 
 from __future__ import annotations
 
-import json
-import shlex
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,17 +21,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from packer_cli import storage
-from packer_cli.errors import DamagedInputError, DataError, UsageError
+from packer_cli.errors import DamagedInputError, DataError, UsageError, named
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import FirstRecords, reader_for
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
-from packer_cli.options.preference import (
-    WELL_KNOWN,
-    may_be_preference,
-    preference_error,
-    preference_fields,
-)
 from packer_cli.options.shape_rules import (
     by_file_shape,
     is_known_value,
@@ -40,7 +33,7 @@ from packer_cli.options.shape_rules import (
     used_columns,
 )
 from packer_cli.options.shapes import (
-    ANSWERS,
+    KINDS,
     MASKS,
     MESSAGE_KEYS,
     ONLY_IN_CHATS,
@@ -49,7 +42,6 @@ from packer_cli.options.shapes import (
     Shape,
     Suggested,
     find_shape,
-    fits_a_shape,
     joined,
     kinds_of,
     may_hold,
@@ -75,7 +67,7 @@ _REQUESTS = 16  # at a time, to a store that answers each after a while
 _LONG = 100  # characters of a text: names, dates, languages and the like are shorter
 _UNMISTAKABLE = 20  # characters that no other text has by chance
 # masks of tokenizers that do not mean training
-_OTHER_FLAGS = frozenset(("token_type_ids", "special_tokens_mask", "position_ids"))
+_OTHER_FLAGS = ("token_type_ids", "special_tokens_mask", "position_ids")
 
 
 @dataclass(frozen=True)
@@ -208,15 +200,12 @@ class _Detector:
     first    as in `Detected`
     lacking  by field that --field maps: the errors of files that lack the column and have a shape
              without it
-
-    `_searched` has the fields of first records, in files whose later records were looked at, too.
     """
 
     def __init__(self, config: DocumentConfig, known: Mapping[int, Shape]) -> None:
         self._config, self._known = config, known
         self.alike, self.first = dict[str, AlikeFiles](), dict[str, FirstRecords]()
         self.lacking = dict[str, DataError]()
-        self._searched = set[tuple[str, ...]]()
 
     def shapes_of(self, files: list[InputFile]) -> dict[int, Shape]:
         """Return the shapes of the files that have a record, by index."""
@@ -266,7 +255,7 @@ class _Detector:
         fields = [*first.names, *self._fields_of_later_records(file, first)]
         self._refuse_preference(file, first, fields)
         shape = self._shape_despite_lacking(file, first, fields)
-        return _Look(self._with_kind_of_prompt(file, first, fields, shape), fields, first)
+        return _Look(self._with_kind_of_prompt(first, shape), fields, first)
 
     def _fields_of_later_records(self, file: InputFile, first: FirstRecords) -> list[str]:
         """Return columns that --field maps to optional fields, and that the first record lacks but
@@ -283,25 +272,23 @@ class _Detector:
         return sorted(name for name in columns if any(row[name] is not None for row in rows))
 
     def _refuse_preference(self, file: InputFile, first: FirstRecords, fields: list[str]) -> None:
-        """Raise UsageError if the first records are preference records."""
-        columns = fields
-        if not may_be_preference(fields):
-            # later records of JSON may have other fields: looked for in one file of each kind
-            if not fields or not _is_json(file) or tuple(fields) in self._searched:
-                return
-            self._searched.add(tuple(fields))
-            if not any(row[name] is not None for row in first.rows(WELL_KNOWN) for name in row):
-                return  # most files: the values of all fields may take ten times their size
-            columns = [*fields, *WELL_KNOWN]
-        record = dict[str, Any]()  # the first value of each field
-        for row in first.rows(columns):
-            record |= {
-                name: value
-                for name, value in row.items()
-                if record.get(name) is None and (value is not None or name in fields)
-            }
-        if names := preference_fields(record, self._config, {*self._config.value_columns}):
-            raise preference_error(file.path, record, names, self._config)
+        """Raise UsageError if the first records are preference records, unless --field names the
+        answer to train on.
+        """
+        config = self._config
+        if not any(map(_is_of_preference, fields)) or _NAMED_ANSWERS & config.renamed.keys():
+            return
+        rows = first.rows(fields)
+        record = {
+            name: next((row[name] for row in rows if row[name] is not None), None)
+            for name in fields
+        }
+        try:
+            shape = find_shape(fields, config.shape, config.renamed, "", tokens=True)
+        except DataError:
+            shape = None
+        if shape is None or not shape.is_of_tokens:
+            _refuse_answers(file.path, record, shape, config)
 
     def _shape_despite_lacking(
         self, file: InputFile, first: FirstRecords, fields: list[str]
@@ -341,16 +328,6 @@ class _Detector:
             record = next(iter(first.rows(fields, most=1)), dict[str, Any]())
             options = options_for(record, wanted)
             if options is None:
-                for path, inner in _records_in(record):
-                    is_record = fits_a_shape([*inner], wanted, renamed) or options_for(
-                        inner, wanted
-                    )
-                    if is_record and not messages_in([inner]):
-                        raise DataError(
-                            f"{file.path}: an object that holds the records in {path}, expected "
-                            "one record per line",
-                            f"convert it: jq -c {shlex.quote(path)} FILE > FILE.jsonl",
-                        ) from None
                 raise
             columns = {n: c for n, c in options.fields.items() if n not in MESSAGE_KEYS}
             try:
@@ -359,21 +336,11 @@ class _Detector:
                 raise error from None
             raise DataError(error.message, f"add {options}") from None
 
-    def _with_kind_of_prompt(
-        self, file: InputFile, first: FirstRecords, fields: list[str], shape: Shape
-    ) -> Shape:
-        """Return the shape; of prompts, with whether they are messages. Raises DataError for
-        messages whose answer is in another column.
-        """
-        columns = [shape.columns[name] for name in shape.required]
-        if shape.is_chat:
-            config, answers = self._config, [name for name in fields if name in ANSWERS]
-            is_free = config.shape is None and not config.fields and config.train_on != "all"
-            if answers and is_free:
-                record = next(iter(first.rows([*columns, *answers], most=1)), dict[str, Any]())
-                _refuse_questions(file, columns[0], answers, record)
+    def _with_kind_of_prompt(self, first: FirstRecords, shape: Shape) -> Shape:
+        """Return the shape; of prompts, with whether they are messages."""
         if shape.kind != "prompt-completion":
             return shape
+        columns = [shape.columns[name] for name in shape.required]
         record = next(iter(first.rows(columns, most=1)), dict[str, Any]())
         keys, prompt = self._config.message_keys.values(), record.get(columns[0])
         of_messages = isinstance(prompt, str) and bool(messages_in(prompt, *keys, certain=True))
@@ -389,40 +356,96 @@ def _is_json(file: InputFile) -> bool:
     return format_named(file.format).counted_in == "byte" and reader_for(file.format).holds_tokens
 
 
-def _refuse_questions(
-    file: InputFile, column: str, answers: list[str], record: Mapping[str, Any]
+# --- preference records, for DPO, KTO and the like: bad answers would be learned like good ones
+
+_NAMED_ANSWERS = {"messages", "conversations", "completion", "output", "text"}
+_LABELS = {"label", "kto_tag", "kto_label", "desirable", "is_desirable"}
+_ANSWER = "(response|answer|completion|output|message|conversation|text)s?"
+_GOOD = re.compile(f"({_ANSWER}_)?(chosen|preferred|accepted)(_{_ANSWER})?", re.IGNORECASE)
+_BAD = re.compile(f"({_ANSWER}_)?(rejected|dispreferred|non_preferred)(_{_ANSWER})?", re.IGNORECASE)
+_PROMPTS = (
+    "prompt", "question", "query", "input", "instruction", "conversations", "conversation",
+    "messages", "context",
+)  # fmt: skip
+
+
+def _is_of_preference(name: str) -> bool:
+    return bool(_GOOD.fullmatch(name) or _BAD.fullmatch(name)) or name.lower() in _LABELS
+
+
+def _refuse_answers(
+    where: str, record: Mapping[str, Any], shape: Shape | None, config: DocumentConfig
 ) -> None:
-    """Raise DataError if the assistant says nothing in the messages of a record, and one of the
-    `answers`, other columns, holds its answer.
+    """Raise UsageError if a record has bad answers, or a label that may say that its answer is bad.
+    The tip names the --field that packs the good answers. `shape`: of the record, if one fits.
     """
-    speakers = {
-        role_of(message.get("role", message.get("from")))
-        for message in messages_in(record.get(column))
-    }
-    if not speakers or not speakers <= {"user", "system", "developer"}:
+    held = {name for name, value in record.items() if isinstance(value, str | list | dict)}
+    good = [name for name in record if name in held and _GOOD.fullmatch(name)]
+    bad = [
+        name
+        for name, value in record.items()
+        if _BAD.fullmatch(name) and (name in held or (good and value is None))
+    ]
+    labels = [
+        name
+        for name, value in record.items()
+        if name.lower() in _LABELS and type(value) is bool and name not in config.value_columns
+    ]
+    if bad or (good and shape is None):
+        problem = f"{named([*good, *bad])}): no option says which answers to train on"
+        tip = "add {} to train on the good ones; DPO trainers tokenize pairs by themselves"
+    elif labels and shape is not None and shape.is_composed:
+        good = []
+        problem = f"{labels[0]} is true or false): bad answers would be trained on like good ones"
+        tip = f"keep the records whose {labels[0]} is true, and pack these with {{}}"
+    else:
         return
-    for name in answers:
-        value = record.get(name)
-        if value and (isinstance(value, str) or messages_in(value)):
-            raise DataError(
-                f"{file.path}: the assistant says nothing in {column!r}, and {name!r} seems to be "
-                "its answer",
-                f"add {Suggested({'prompt': column, 'completion': name})}",
-            )
+    option = _option_of_answer(record, good[0] if good else None, shape)
+    tip = tip.format(option) if option else 'write the good answers as {"messages": [...]}'
+    raise UsageError(f"{where}: preference records ({problem}", tip)
 
 
-def _records_in(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find lists of objects, and objects of objects, in a record. Yield the `jq` path to their
-    members, and the first member.
+def _option_of_answer(
+    record: Mapping[str, Any], good: str | None, shape: Shape | None
+) -> Suggested | None:
+    """Return the --field that names the `good` answer, or where the shape has it; None if it is
+    neither a text nor messages.
     """
-    for name, inner in value.items():
-        key = name if name.isascii() and name.isidentifier() else json.dumps(name)
-        if isinstance(inner, dict):
-            yield from _records_in(inner, f"{path}.{key}")
-        elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            yield f"{path}.{key}[]", inner[0]
-    if len(value) > 1 and all(isinstance(inner, dict) for inner in value.values()):
-        yield f"{path or '.'}[]", next(iter(value.values()))
+    if good is None:
+        last = shape.required[-1] if shape is not None else ""
+        return Suggested({last: shape.columns[last]}) if shape is not None else None
+    column, value = _messages_or_text(record, good)
+    messages = messages_in(value)
+    prompts = [
+        (name, path)
+        for name in _PROMPTS
+        for path, prompt in [_messages_or_text(record, name)]
+        if isinstance(prompt, str | list) and prompt and not _is_assistant(messages_in(prompt)[-1:])
+    ]
+    if messages and not (prompts and _is_assistant(messages[:1])):
+        return Suggested({"messages": column})
+    if not messages and not isinstance(value, str):
+        return None
+    if not prompts:
+        return Suggested({"text": column})
+    if prompts[0][0] == "instruction" or (not messages and "instruction" in dict(prompts)):
+        return Suggested({"output": column})
+    path = prompts[0][1]
+    is_known = path in KINDS["prompt-completion"].required[0]
+    return Suggested(({} if is_known else {"prompt": path}) | {"completion": column})
+
+
+def _messages_or_text(record: Mapping[str, Any], name: str) -> tuple[str, Any]:
+    """Return a column and its value; the messages within an object that has `messages`."""
+    value = record.get(name)
+    if isinstance(value, dict) and "messages" in value:
+        return f"{name}.messages", value["messages"]
+    return name, value
+
+
+def _is_assistant(messages: list[dict[str, Any]]) -> bool:
+    """Tell if the only message of a list is the assistant's."""
+    return any(role_of(m.get("role", m.get("from"))) == "assistant" for m in messages)
 
 
 # --- columns of values
@@ -604,23 +627,19 @@ def _used_if_known(shape: Shape, config: DocumentConfig) -> dict[str, str]:
 
 
 def _masks_in(first: FirstRecords, shape: Shape, names: list[str]) -> list[str]:
-    """Return the columns that seem to be masks: lists with mask in their name, or of 0 and 1 for
-    each of the first token ids.
-    """
-    ids, columns = shape.columns["input_ids"], [name for name in names if name not in _OTHER_FLAGS]
-    if not columns or first.are_long:
+    """Return the columns that seem to be masks: of the first record, 0 or 1 for each token id."""
+    names = [name for name in names if name not in _OTHER_FLAGS]
+    if first.are_long or not names:
         return []
-    are_masks = dict.fromkeys(columns, True)
-    for row in first.rows([ids, *columns]):
-        if not isinstance(row[ids], list):
-            continue
-        for name in columns:
-            values, is_mask = row[name], False
-            if isinstance(values, list):
-                is_flags = len(values) == len(row[ids]) and all(value in (0, 1) for value in values)
-                is_mask = "mask" in name.lower() or bool(values and is_flags)
-            are_masks[name] &= is_mask
-    return [name for name in columns if are_masks[name]]
+    ids = shape.columns["input_ids"]
+    row = next(iter(first.rows([ids, *names], most=1)), dict.fromkeys([ids, *names]))
+    return [
+        name
+        for name in names
+        if isinstance(row[name], list)
+        and len(row[name]) == len(row[ids] or ())
+        and all(flag in (0, 1) for flag in row[name])
+    ]
 
 
 def _with_unused_text(

@@ -434,9 +434,6 @@ _CALLED: dict[str, _Names] = {
 }  # fmt: skip
 
 
-ANSWERS = frozenset(_CALLED["prompt-completion"]["completion"])
-
-
 @dataclass(frozen=True)
 class Suggested:
     """Values of --field and --role that suit a record."""

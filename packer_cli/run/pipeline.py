@@ -46,7 +46,6 @@ from packer_cli.inputs.tokenized import is_tokenized, with_columns_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.options.preference import names_answer
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import check_options_apply, for_shape
 from packer_cli.options.shapes import ARGUMENTS, Suggested
@@ -342,9 +341,8 @@ def _refuse_shared_stdin(options: RunOptions) -> None:
 def _name_ignored(
     columns: IgnoredColumns, config: DocumentConfig, options: EncodingOptions
 ) -> None:
-    """Name columns that no option uses.
-
-    A label is worth a warning unless --field names the answer: it may say which answers are bad.
+    """Name columns that no option uses. A label may mark bad answers, unless --field names the good
+    ones: it is worth a warning.
     """
     where, others, hint = named(columns.paths, 1), columns.others, columns.hint
     if columns.masks:
@@ -356,7 +354,7 @@ def _name_ignored(
         return
     what = "ignored column" if len(others) == 1 else "ignored columns"
     line = f"{where}: {what}: {named(others)}; {hint}"
-    if "label" in others and not names_answer(config):
+    if "label" in others and not config.renamed:
         options.warn(f"warning: {line}. If label marks bad answers, leave those records out")
     else:
         options.notify(line)
