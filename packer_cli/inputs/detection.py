@@ -632,11 +632,11 @@ def _masks_in(first: FirstRecords, shape: Shape, names: list[str]) -> list[str]:
     if first.are_long or not names:
         return []
     ids = shape.columns["input_ids"]
-    row = next(iter(first.rows([ids, *names], most=1)), dict.fromkeys([ids, *names]))
+    row: dict[str, Any] = next(iter(first.rows([ids, *names], most=1)), {})
     return [
         name
         for name in names
-        if isinstance(row[name], list)
+        if isinstance(row.get(name), list)
         and len(row[name]) == len(row[ids] or ())
         and all(flag in (0, 1) for flag in row[name])
     ]

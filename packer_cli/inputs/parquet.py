@@ -119,4 +119,5 @@ def _rows_at_once(first: Any, groups: list[RowGroup]) -> int:
     """
     mean = sum(group.bytes for group in groups) // max(sum(group.rows for group in groups), 1)
     by_mean = max(BATCH_BYTES // max(mean, 1), _FEW_ROWS)
-    return max(min(by_mean, BATCH_BYTES * first.num_rows // max(first.nbytes, 1)), 1)
+    by_first = BATCH_BYTES * int(first.num_rows) // max(first.nbytes, 1)
+    return int(max(min(by_mean, by_first), 1))
