@@ -31,7 +31,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from packer_cli._kernels.texts import ends_at
-from packer_cli.chat.messages import RefusedError
+from packer_cli.chat.messages import Conversation, RefusedError
 from packer_cli.errors import UsageError, cut
 
 FIXED_DATE = datetime(2024, 1, 1)
@@ -136,20 +136,16 @@ class ChatTemplate:
         return other
 
     def render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None = None,
-        *,
-        add_generation_prompt: bool = False,
+        self, conversation: Conversation, *, add_generation_prompt: bool = False
     ) -> Rendering:
-        """Render messages. Raises RefusedError if the template fails on them in any way, and
-        UsageError if it needs a token that the tokenizer does not have.
+        """Render messages with tools. Raises RefusedError if the template fails on them in any
+        way, and UsageError if it needs a token that the tokenizer does not have.
         """
         template, pieces, marks = self.compiled, list[str](), list[_Mark]()
         variables = {
             **self.known,
-            "messages": messages,
-            "tools": tools,
+            "messages": conversation.messages,
+            "tools": conversation.tools,
             "add_generation_prompt": add_generation_prompt,
             MARK: lambda number, value, among: marks.append((number, len(pieces), value, among)),
         }

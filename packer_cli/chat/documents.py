@@ -389,7 +389,7 @@ def _left_out(number: int, document: Document) -> list[OmittedContent]:
     conversation = document.conversation
     if conversation is None or not document.left_out:
         return []
-    return summed(number, document.left_out, conversation.messages, conversation.tools)
+    return summed(number, document.left_out, conversation)
 
 
 def _unshown_text(document: Document) -> str:
@@ -398,7 +398,7 @@ def _unshown_text(document: Document) -> str:
     if conversation is None or piece.message < 0:
         return "the chat template does not show its tools"
     what = kind_of_piece(piece, conversation.messages).replace("_", " ")
-    words = " ".join(words_of(piece, conversation.messages, conversation.tools).split())
+    words = " ".join(words_of(piece, conversation).split())
     shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}…"
     return f"the chat template does not show the {what} of message {piece.message}: {shown!r}"
 

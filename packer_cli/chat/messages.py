@@ -38,7 +38,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -115,9 +115,13 @@ class Conversation:
     """
 
     messages: list[dict[str, Any]]
-    tools: list[Any] | None
+    tools: list[Any] | None = None
     arguments: dict[str, Any] | None = None
     turn: int | None = None
+
+    def first(self, count: int) -> Conversation:
+        """Return the conversation of the first messages."""
+        return replace(self, messages=self.messages[:count])
 
 
 class RefusedError(ValueError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +20,7 @@ from packer_cli.chat.messages import (
     ASSISTANT,
     RANGES,
     REASONING,
+    Conversation,
     RefusedError,
     UndecidableError,
     joined_content,
@@ -41,32 +43,30 @@ class UntrainedParts:
         self._structures, self._config = structures, config
 
     def find(
-        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        trained: Collection[int], noted: list[_Message],
+        self, rendering: Rendering, conversation: Conversation, trained: Collection[int],
+        noted: list[_Message],
     ) -> list[Span]:  # fmt: skip
         """Return (start, stop) of untrained characters of the messages with the numbers `trained`.
 
         `noted`: the messages with packer's notes, which the template never gets. Raises
         UndecidableError.
         """
-        spans, config = list[Span](), self._config
+        spans, config, messages = list[Span](), self._config, conversation.messages
         ranged = [number for number in trained if RANGES in noted[number]]
         if ranged:
-            spans += self._ranges(rendering.text, noted, tools, ranged)
+            spans += self._ranges(rendering.text, replace(conversation, messages=noted), ranged)
         thoughtful = [n for n in trained if _without_reasoning(messages[n]) != messages[n]]
         if thoughtful and not config.trains_reasoning:
-            spans += self._reasoning(rendering, messages, tools, thoughtful)
+            spans += self._reasoning(rendering, conversation, thoughtful)
         calling = [n for n in trained if messages[n].get("tool_calls")]
         if calling and config.train_tool_calls is False:
-            spans += self._calls(rendering, messages, tools, calling)
+            spans += self._calls(rendering, conversation, calling)
         return sorted(span for span in spans if span[0] < span[1])
 
-    def _ranges(
-        self, text: str, messages: list[_Message], tools: list[Any] | None, numbers: list[int]
-    ) -> list[Span]:
+    def _ranges(self, text: str, conversation: Conversation, numbers: list[int]) -> list[Span]:
         """Find what ranges of messages leave out of their content."""
         ranges, cuts = list[tuple[int, int, int]](), list[tuple[int, int]]()
-        marked = list(messages)
+        messages, marked = conversation.messages, list(conversation.messages)
         for number in numbers:
             content, first = joined_content(messages[number].get("content")), len(cuts)
             # templates take away the white space around content, and a mark would keep it
@@ -78,7 +78,7 @@ class UntrainedParts:
             if cuts[first:]:
                 marks = [(at, mark) for mark, (_, at) in enumerate(cuts[first:], first)]
                 marked[number] = _with_marks(messages[number], marks)
-        places = self._marks(text, marked, tools) if cuts else {}
+        places = self._marks(text, replace(conversation, messages=marked)) if cuts else {}
         shown, spans = {cuts[mark][0] for mark in places}, list[Span]()
         for which, (number, start, stop) in enumerate(ranges):
             if number not in shown:  # the template leaves out the content
@@ -96,11 +96,10 @@ class UntrainedParts:
             spans.append((begin, end))
         return spans
 
-    def _marks(
-        self, text: str, messages: list[_Message], tools: list[Any] | None
-    ) -> dict[int, int]:
+    def _marks(self, text: str, conversation: Conversation) -> dict[int, int]:
         """Return the place of each mark in the text, which has none itself."""
-        shown = self._rendered(list(map(without_notes, messages)), tools).text
+        messages = list(map(without_notes, conversation.messages))
+        shown = self._rendered(replace(conversation, messages=messages)).text
         pieces = _MARKS.split(shown)
         if "".join(pieces) != text:
             raise _undecided("the template looks into their content")
@@ -110,17 +109,20 @@ class UntrainedParts:
         return dict(zip(marks, accumulate(map(len, pieces)), strict=False))
 
     def _reasoning(
-        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        numbers: list[int],
-    ) -> list[Span]:  # fmt: skip
+        self, rendering: Rendering, conversation: Conversation, numbers: list[int]
+    ) -> list[Span]:
         """Find what turns have because of their reasoning."""
         # without that of all messages, so that they are rendered once
-        thoughtless = [_without_reasoning(m) if m.get("role") == ASSISTANT else m for m in messages]
-        other = self._rendered(thoughtless, tools)
+        thoughtless = [
+            _without_reasoning(message) if message.get("role") == ASSISTANT else message
+            for message in conversation.messages
+        ]
+        other_conversation = replace(conversation, messages=thoughtless)
+        other = self._rendered(other_conversation)
         if other.text == rendering.text:
             return []
-        written, spans = self._written(rendering, messages, tools), list[Span]()
-        written_without = self._written(other, thoughtless, tools)
+        written, spans = self._written(rendering, conversation), list[Span]()
+        written_without = self._written(other, other_conversation)
         for number in numbers:
             full, lacking = written.get(number, []), written_without.get(number, [])
             if not says_something(thoughtless[number]):
@@ -136,16 +138,15 @@ class UntrainedParts:
         return spans
 
     def _calls(
-        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        numbers: list[int],
-    ) -> list[Span]:  # fmt: skip
+        self, rendering: Rendering, conversation: Conversation, numbers: list[int]
+    ) -> list[Span]:
         """Find what turns have because of their calls. Results need their calls, so only the
         conversation up to the turn is rendered without them.
         """
-        written, text = self._written(rendering, messages, tools), rendering.text
+        written, text = self._written(rendering, conversation), rendering.text
         spans = list[Span]()
         for number in numbers:
-            turn, message = written.get(number, []), messages[number]
+            turn, message = written.get(number, []), conversation.messages[number]
             uncalled = {
                 k: v for k, v in message.items() if k not in ("tool_calls", "function_call")
             } | {"content": message.get("content") or ""}
@@ -156,7 +157,7 @@ class UntrainedParts:
                 spans += turn
                 continue
             without_thought = thoughtless if keeps_thought and thoughtless != message else None
-            calls = self._of_calls(messages[:number], message, uncalled, without_thought, tools)
+            calls = self._of_calls(conversation.first(number), message, uncalled, without_thought)
             places = [
                 (at, at + len(calls))
                 for start, stop in turn
@@ -169,17 +170,17 @@ class UntrainedParts:
         return spans
 
     def _of_calls(
-        self, before: list[_Message], message: _Message, uncalled: _Message,
-        thoughtless: _Message | None, tools: list[Any] | None,
+        self, before: Conversation, message: _Message, uncalled: _Message,
+        thoughtless: _Message | None,
     ) -> str:  # fmt: skip
         """Return the text that the turn of a message after `before` has because of its calls."""
-        texts, turns = list[str](), list[Span]()
+        texts, turns, number = list[str](), list[Span](), len(before.messages)
         for last in filter(None, (message, uncalled, thoughtless)):
-            talk = [*before, last]
-            upto = self._rendered(talk, tools)
-            spans = self._written(upto, talk, tools).get(len(before), [])
+            talk = replace(before, messages=[*before.messages, last])
+            upto = self._rendered(talk)
+            spans = self._written(upto, talk).get(number, [])
             if len(spans) != 1:
-                raise _unclear("tool calls", len(before))
+                raise _unclear("tool calls", number)
             texts.append(upto.text)
             turns += spans
         added = _added(texts[0], turns[0], texts[1], turns[1], white_space=False)
@@ -188,18 +189,16 @@ class UntrainedParts:
             pieces = without([added], [thought]) if thought else []
             added = pieces[0] if len(pieces) == 1 else None
         if added is None:
-            raise _unclear("tool calls", len(before))
+            raise _unclear("tool calls", number)
         return texts[0][slice(*added)]
 
-    def _written(
-        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None
-    ) -> dict[int, list[Span]]:
-        result = self._structures.of(messages, tools)
-        return dict(self._structures.find(rendering, messages, tools, result))
+    def _written(self, rendering: Rendering, conversation: Conversation) -> dict[int, list[Span]]:
+        behavior = self._structures.of(conversation)
+        return dict(self._structures.find(rendering, conversation, behavior))
 
-    def _rendered(self, messages: list[_Message], tools: list[Any] | None) -> Rendering:
+    def _rendered(self, conversation: Conversation) -> Rendering:
         try:
-            return self._structures.template.render(messages, tools)
+            return self._structures.template.render(conversation)
         except RefusedError as error:
             raise _undecided(str(error)) from error
 

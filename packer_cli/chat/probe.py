@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from packer_cli._kernels import texts
-from packer_cli.chat.messages import ASSISTANT, REASONING, joined_content
+from packer_cli.chat.messages import ASSISTANT, REASONING, Conversation, joined_content
 from packer_cli.records import OmittedContent
 
 # What templates look for in words: reasoning, and results of tools in messages of the user.
@@ -53,10 +53,13 @@ class Probe:
     pieces  what marks stand for, those of names included
     """
 
-    messages: list[_Message]
-    tools: list[Any] | None
+    conversation: Conversation
     marks: list[list[str]]
     pieces: dict[str, Piece]
+
+    @property
+    def messages(self) -> list[_Message]:
+        return self.conversation.messages
 
     def shown_in(self, text: str) -> set[str]:
         """Return the marks in a text, found in one pass: there may be a hundred thousand."""
@@ -86,18 +89,19 @@ class Probe:
         return tuple(number for number, is_shown in shown.items() if not is_shown)
 
     def guess(
-        self, text: str, messages: list[_Message], tools: list[Any] | None
+        self, text: str, conversation: Conversation
     ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         """Return what `missing_in` and `empty_in` do, for the text of the conversation itself.
 
         Words are found by themselves alone, as they are or as a JSON string has them.
         """
         missing, shown = list[Piece](), dict[int, bool]()
+        messages = conversation.messages
         for piece in _in_order(self.pieces.values()):
             number = piece.message
             found = [
                 words in text or json.dumps(words, ensure_ascii=False)[1:-1] in text
-                for words in _texts_of(piece, messages, tools)
+                for words in _texts_of(piece, conversation)
             ]
             if not all(found):
                 missing.append(piece)
@@ -112,9 +116,8 @@ def _in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def probe_of(
-    messages: list[_Message], tools: list[Any] | None, *,
-    names_calls: bool = False, of_structure: bool = False,
-) -> Probe:  # fmt: skip
+    conversation: Conversation, *, names_calls: bool = False, of_structure: bool = False
+) -> Probe:
     """Return the conversation with marks in the place of its words.
 
     names_calls   keep the names in calls
@@ -122,9 +125,9 @@ def probe_of(
                   all conversations of a structure have one probe
     """
     maker = _Maker(names_calls, of_structure)
-    marked = [maker.message(message) for message in messages]
-    named = [maker.tool(tool, which) for which, tool in enumerate(tools or [])]
-    return Probe(marked, named or None, maker.marks, maker.pieces)
+    marked = [maker.message(message) for message in conversation.messages]
+    named = [maker.tool(tool, which) for which, tool in enumerate(conversation.tools or [])]
+    return Probe(Conversation(marked, named or None), maker.marks, maker.pieces)
 
 
 class _Maker:
@@ -356,11 +359,11 @@ def structure_of(value: Any, known: Collection[str], key: str = "") -> Any:
 # -- Pieces, for people and counts
 
 
-def words_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -> str:
+def words_of(piece: Piece, conversation: Conversation) -> str:
     """Return the text of a piece; calls and tools as JSON."""
     if piece.message == _TOOLS:
-        return _as_json((tools or [])[int(piece.part)])
-    message = messages[piece.message]
+        return _as_json((conversation.tools or [])[int(piece.part)])
+    message = conversation.messages[piece.message]
     if isinstance(piece.part, int):
         call = message["tool_calls"][piece.part]
         return _as_json(call.get("function", call))
@@ -373,16 +376,15 @@ def words_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) ->
     return {_THOUGHT_IN_CONTENT: thought, _LEAD: lead}.get(str(piece.part), answer)
 
 
-def _texts_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -> list[str]:
+def _texts_of(piece: Piece, conversation: Conversation) -> list[str]:
     """Return the texts that show a piece: its words, or the name of a tool, or the name and
     arguments of a call.
     """
     if not isinstance(piece.part, int):
-        return [words_of(piece, messages, tools).strip()]
+        return [words_of(piece, conversation).strip()]
     is_tool = piece.message == _TOOLS
-    called = (
-        (tools or [])[piece.part] if is_tool else messages[piece.message]["tool_calls"][piece.part]
-    )
+    calls = None if is_tool else conversation.messages[piece.message]["tool_calls"]
+    called = (calls or conversation.tools or [])[piece.part]
     function = called.get("function", called)
     arguments = None if is_tool else function.get("arguments")
     values = arguments.values() if isinstance(arguments, dict) else [arguments]
@@ -390,18 +392,18 @@ def _texts_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -
 
 
 def summed(
-    record: int, pieces: tuple[Piece, ...], messages: list[_Message], tools: list[Any] | None
+    record: int, pieces: tuple[Piece, ...], conversation: Conversation
 ) -> list[OmittedContent]:
     """Add up the pieces that the text of a record leaves out, by their kinds."""
     by_kind: dict[str, list[Piece]] = {}
     for piece in pieces:
-        by_kind.setdefault(kind_of_piece(piece, messages), []).append(piece)
+        by_kind.setdefault(kind_of_piece(piece, conversation.messages), []).append(piece)
     return [
         OmittedContent(
             record,
             kind,
             len({piece.message for piece in alike} - {_TOOLS}),
-            "\n".join(words_of(piece, messages, tools) for piece in alike),
+            "\n".join(words_of(piece, conversation) for piece in alike),
         )
         for kind, alike in by_kind.items()
     ]

@@ -36,9 +36,9 @@ from packer_cli.chat.syntax import reads_of
 from packer_cli.chat.turns import (
     PROBE,
     AssistantSpan,
-    ProbeResult,
     Span,
     Structures,
+    TemplateBehavior,
     common_prefix,
     speakers,
 )
@@ -129,21 +129,21 @@ class Renderer:
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
-        conversation = self._with_arguments(conversation)
-        noted, tools = conversation.messages, conversation.tools
-        flagged = any_flags(noted)
-        messages = list(map(without_notes, noted)) if flagged else noted
+        conversation = shown = self._with_arguments(conversation)
+        noted = conversation.messages
+        if flagged := any_flags(noted):
+            shown = replace(conversation, messages=list(map(without_notes, noted)))
         try:
-            rendering = self._template.render(messages, tools)
+            rendering = self._template.render(shown)
         except RefusedError:
             # many templates need content, which APIs leave out of messages with tool calls
-            filled = [m if "content" in m else m | {"content": ""} for m in messages]
-            if filled == messages:
+            filled = [m if "content" in m else m | {"content": ""} for m in shown.messages]
+            if filled == shown.messages:
                 raise
-            messages = filled
-            rendering = self._template.render(messages, tools)
-        result = self.structures.of(messages, tools)
-        left_out, empty = self._missing(result, rendering.text, messages, tools)
+            shown = replace(shown, messages=filled)
+            rendering = self._template.render(shown)
+        behavior = self.structures.of(shown)
+        left_out, empty = self._missing(behavior, rendering.text, shown)
         document = Document(rendering.text, None, conversation, left_out=left_out)
         if not self._finds_turns:
             return document
@@ -154,13 +154,13 @@ class Renderer:
         if flagged:
             chosen = {number for number in numbers if CONTEXT not in noted[number]}
             trained = {number for number in chosen if is_trained(noted[number])}
-        if len(trained) < len(numbers) and self.structures.rearranges(rendering, messages):
+        if len(trained) < len(numbers) and self.structures.rearranges(rendering, shown.messages):
             raise undecidable(
                 "messages have weights, or not all are trained on, and the template rearranges "
                 "messages"
             )
         written = self.structures.find(
-            rendering, messages, tools, result,
+            rendering, shown, behavior,
             by_message=bool(empty) or len(trained) < len(every) or self._has_values,
         )  # fmt: skip
         chosen_spans, spans = (
@@ -175,11 +175,11 @@ class Renderer:
         ]
         document = replace(document, spans=spans, empty_turns=len(empty_turns))
         begin = next((start for start, stop in spans if start < stop), 0)
-        document = self._trimmed(document, chosen_spans, rendering, messages, trained)
+        document = self._trimmed(document, chosen_spans, rendering, shown, trained)
         if conversation.turn is None:
             return self._with_speakers(document, written) if self._has_values else document
-        document = self._prompted(document, begin, messages, tools)
-        return replace(document, speakers=[len(messages) - 1] * len(document.spans or []))
+        document = self._prompted(document, begin, shown)
+        return replace(document, speakers=[len(noted) - 1] * len(document.spans or []))
 
     @cached_property
     def _type_of_arguments(self) -> type | None:
@@ -212,62 +212,59 @@ class Renderer:
         return replace(document, speakers=[whole[place][1] for place in places])
 
     def _trimmed(
-        self, document: Document, chosen: list[Span], rendering: Rendering,
-        messages: list[dict[str, Any]], trained: set[int],
+        self, document: Document, chosen: list[Span], rendering: Rendering, shown: Conversation,
+        trained: set[int],
     ) -> Document:  # fmt: skip
         """Return the document with the ends of its turns, and without parts that are not trained
         on.
 
         chosen   spans that are trained on, flags aside
-        trained  numbers of the messages that are
+        shown    the conversation as the template got it
+        trained  numbers of the messages that are trained on
         """
-        conversation, text, turns = document.conversation, document.text, document.spans or []
-        noted, tools = (conversation.messages, conversation.tools) if conversation else ([], None)
+        text, turns = document.text, document.spans or []
+        noted = document.conversation.messages if document.conversation else []
         is_whole = turns == chosen
         if self._config.turn_end:
             text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
         turns = spans = [(start, stop) for start, stop in turns if start < stop]
         if not self._trains_all or any(RANGES in noted[n] for n in trained):
-            parts = self._parts.find(rendering, messages, tools, trained, noted)
+            parts = self._parts.find(rendering, shown, trained, noted)
             spans = without(spans, parts)
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
             is_whole = is_whole and not parts
         masked = [] if is_whole else without(chosen, spans)
-        shown = [text[start:stop] for start, stop in masked]
-        return replace(document, text=text, spans=spans, turns=turns, masked=shown)
+        texts = [text[start:stop] for start, stop in masked]
+        return replace(document, text=text, spans=spans, turns=turns, masked=texts)
 
     def _missing(
-        self, result: ProbeResult, text: str, messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-    ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:  # fmt: skip
+        self, behavior: TemplateBehavior, text: str, conversation: Conversation
+    ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         """Return what the text leaves out, and the numbers of messages that it does not show."""
-        behavior = result.behavior
         missing, empty = behavior.missing, behavior.empty
-        if not behavior.refusal and not (result.words and empty):
+        if not behavior.refusal and not (behavior.words and empty):
             return missing, empty
-        guessed, blank = probe_of(messages, tools).guess(text, messages, tools)
+        guessed, blank = probe_of(conversation).guess(text, conversation)
         if behavior.refusal:
             return guessed, blank
         shown = {*empty}.difference(blank)  # by the record, though not by its probe
         left_out = (piece for piece in missing if piece.message not in shown)
         return tuple(left_out), tuple(number for number in empty if number not in shown)
 
-    def _prompted(
-        self, document: Document, begin: int, messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-    ) -> Document:  # fmt: skip
+    def _prompted(self, document: Document, begin: int, shown: Conversation) -> Document:
         """Return a document that trains on its last message only: the prompt for it, and its turn,
         which begins at `begin`, though that may not be trained on.
 
         Raises UndecidableError if the prompt ends in another way than the text before the turn.
         """
-        before, number = messages[:-1], len(messages) - 1
-        if all(message.get("role") in ("system", "developer") for message in before):
+        number = len(shown.messages) - 1
+        before = shown.first(number)
+        if all(message.get("role") in ("system", "developer") for message in before.messages):
             return replace(document, spans=[], turns=[])  # it answers nothing
         try:
-            prompt = self._template.render(before, tools, add_generation_prompt=True).text
-            plain = self._template.render(before, tools).text
+            prompt = self._template.render(before, add_generation_prompt=True).text
+            plain = self._template.render(before).text
         except RefusedError as error:
             raise undecidable(f"as a prompt for message {number}, {error}") from error
         text, end = document.text, prompt[common_prefix(plain, prompt) :].strip()
@@ -275,9 +272,9 @@ class Renderer:
             return _shifted(document, len(prompt), len(prompt))
         if not document.spans:
             return document
-        end = end or _from_words(before[-1], prompt).strip()  # nothing asks for the answer
+        end = end or _from_words(before.messages[-1], prompt).strip()  # nothing asks for the answer
         if end and text[:begin].rstrip().endswith(end):
-            missing, _ = self._missing(self.structures.of(before, tools), plain, before, tools)
+            missing, _ = self._missing(self.structures.of(before), plain, before)
             last = [piece for piece in document.left_out if piece.message == number]
             whole = replace(document, text=prompt + text[begin:], left_out=(*missing, *last))
             return _shifted(whole, begin, len(prompt))
@@ -357,12 +354,12 @@ def _open_turn(structures: Structures, ends: tuple[str, ...]) -> str:
     """Describe the turn of the assistant that the template does not end; "" if it ends all, or if
     its `{% generation %}` tags decide.
     """
-    template, tools = structures.template, structures.tools
-    for messages in ([*structures.talk, *structures.talk], structures.talk):
-        talk = [dict(message) for message in messages]
+    for times in (2, 1):
+        messages = [dict(message) for message in structures.talk.messages * times]
+        talk = replace(structures.talk, messages=messages)
         try:
-            rendering = template.render(talk, tools)
-            written = structures.find(rendering, talk, tools, structures.of(talk, tools))
+            rendering = structures.template.render(talk)
+            written = structures.find(rendering, talk, structures.of(talk))
         except (RefusedError, UndecidableError):
             continue
         text, spans = rendering.text, [span for _, spans in written for span in spans]
@@ -384,7 +381,7 @@ def _shows_parts(template: ChatTemplate) -> bool:
     parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
     messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
     try:
-        text = template.render(messages).text
+        text = template.render(Conversation(messages)).text
     except RefusedError:
         return False
     return text.count(_PARTS_PROBE) == 4 and "'text'" not in text
@@ -398,7 +395,8 @@ def _shows_arguments(template: ChatTemplate, arguments: Any) -> bool:
     call = {"id": "abcdefghi", "type": "function", "function": function}
     asked, answer = {"role": "user", "content": "?"}, {"role": ASSISTANT, "content": ""}
     try:
-        text = template.render([asked, answer | {"tool_calls": [call]}]).text
+        messages: list[dict[str, Any]] = [asked, answer | {"tool_calls": [call]}]
+        text = template.render(Conversation(messages)).text
     except RefusedError:
         return False
     (name,) = _ARGUMENTS_PROBE

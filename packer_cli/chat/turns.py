@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from packer_cli.chat import limits
 from packer_cli.chat.chat_template import ChatTemplate, Rendering, Turn
-from packer_cli.chat.messages import ASSISTANT, RefusedError, undecidable
+from packer_cli.chat.messages import ASSISTANT, Conversation, RefusedError, undecidable
 from packer_cli.chat.probe import PROBED, STRUCTURE, Piece, Probe, kinds_of, probe_of, structure_of
 from packer_cli.chat.syntax import is_constant_prompt, mentions_in
 from packer_cli.chat.uses import Uses, watching
@@ -68,6 +68,7 @@ class TemplateBehavior:
     shown      numbers of the assistant's messages that the text shows
     mistagged  what is wrong with the template's `{% generation %}` tags; "" if nothing is
     uses       how the template uses words, for a structure
+    words      whether the words of this conversation may matter
     """
 
     refusal: str = ""
@@ -77,23 +78,17 @@ class TemplateBehavior:
     shown: tuple[int, ...] = ()
     mistagged: str = ""
     uses: Uses = field(default_factory=Uses)
-
-
-class ProbeResult(NamedTuple):
-    """Behavior of the template for one conversation. `words`: whether its words may matter."""
-
-    words: bool
-    behavior: TemplateBehavior
+    words: bool = False
 
 
 class Structures:
     """Behaviors of one template with the same arguments, by structures of conversations.
 
     mentions  names and texts in the template: it reads no other key
-    talk      a question and its answer; tools: those that they take
+    talk      a question and its answer, with the tools that they take
     prompt    what the template writes before a first answer
     prompts   whether it does so only if it is asked to
-    The last four are known only if turns have to be found.
+    The last three are known only if turns have to be found.
     """
 
     def __init__(self, template: ChatTemplate, *, find_turns: bool) -> None:
@@ -104,29 +99,28 @@ class Structures:
         self.mentions = mentions_in(template.tree)
         self.prompt_is_constant = is_constant_prompt(template.tree)
         self.prompt, self.prompts = "", False
-        self.talk: list[_Message] = []
-        self.tools: list[Any] | None = None
+        self.talk = Conversation([])
         if find_turns and not template.marks_generation:
-            self.talk, self.tools, question = _question(template)
+            self.talk, question = _question(template)
             self.prompt, self.prompts = _generation_prompt(*question)
         self._fields = frozenset((*self.mentions, *PROBED, *STRUCTURE))
         self._known: dict[Any, TemplateBehavior] = {}
 
-    def of(self, messages: list[_Message], tools: list[Any] | None) -> ProbeResult:
+    def of(self, conversation: Conversation) -> TemplateBehavior:
         """Return how the template renders a conversation, learned or known."""
-        structure = self._structure(messages, tools)
+        structure = self._structure(conversation)
         behavior = self._known.get(structure)
         if behavior is None:
-            behavior = self._keep(structure, self.of_structure(messages, tools))
-        if not behavior.uses.find(messages, tools):
-            return ProbeResult(False, behavior)
+            behavior = self._keep(structure, self.of_structure(conversation))
+        if not behavior.uses.find(conversation):
+            return behavior
         fields = [
             {k: v for k, v in message.items() if k not in PROBED or type(v) is list}
-            for message in messages
+            for message in conversation.messages
         ]
-        key = structure, repr(fields), repr(tools)
-        return ProbeResult(
-            True, self._known.get(key) or self._keep(key, self.learn(messages, tools))
+        key = structure, repr(fields), repr(conversation.tools)
+        return self._known.get(key) or self._keep(
+            key, replace(self.learn(conversation), words=True)
         )
 
     def _keep(self, key: Any, behavior: TemplateBehavior) -> TemplateBehavior:
@@ -135,7 +129,7 @@ class Structures:
         self._known[key] = behavior
         return behavior
 
-    def _structure(self, messages: list[_Message], tools: list[Any] | None) -> Any:
+    def _structure(self, conversation: Conversation) -> Any:
         """All that the rendering of a conversation's probe depends on, but for words that matter.
 
         Texts in other fields of the assistant, such as a name, may stand around its words.
@@ -144,17 +138,18 @@ class Structures:
         fields = [
             (number, key,
              value if is_own and type(value) is str else structure_of(value, known, key))
-            for number, message in enumerate(messages)
+            for number, message in enumerate(conversation.messages)
             if len(message) > 2 or type(message.get("content")) is list
             for is_own in (message.get("role") == ASSISTANT,)
             for key, value in message.items()
             if key in known and (key not in PROBED or type(value) is list)
         ]  # fmt: skip
-        return structure_of(tools, known), kinds_of(messages), tuple(fields)
+        kinds = kinds_of(conversation.messages)
+        return structure_of(conversation.tools, known), kinds, tuple(fields)
 
-    def of_structure(self, messages: list[_Message], tools: list[Any] | None) -> TemplateBehavior:
+    def of_structure(self, conversation: Conversation) -> TemplateBehavior:
         """Learn from the probe that all conversations of this structure have."""
-        probe = probe_of(messages, tools, of_structure=True)
+        probe = probe_of(conversation, of_structure=True)
         uses = self._uses(probe)
         if not uses.deep:  # else each conversation has a probe of its own
             try:
@@ -166,34 +161,33 @@ class Structures:
     def _uses(self, probe: Probe) -> Uses:
         """Note how the template uses the words of messages and tools."""
         uses = Uses(self._fields)
-        messages, tools = uses.watch_messages(probe.messages), uses.watch(probe.tools)
-        template = watching(self.template)
+        watched, template = uses.watched(probe.conversation), watching(self.template)
         try:
-            template.render(messages, tools)
+            template.render(watched)
         except RefusedError:
             uses.deep = True
         if self.prompts and not self.prompt_is_constant:
             for number in speakers(probe.messages):
                 if not uses.deep:
                     with suppress(RefusedError):
-                        template.render(messages[:number], tools, add_generation_prompt=True)
+                        template.render(watched.first(number), add_generation_prompt=True)
         return uses
 
-    def learn(self, messages: list[_Message], tools: list[Any] | None) -> TemplateBehavior:
+    def learn(self, conversation: Conversation) -> TemplateBehavior:
         """Learn from the conversation's own probe."""
         with limits.probing():
             try:
-                return self._learn(probe_of(messages, tools))
+                return self._learn(probe_of(conversation))
             except RefusedError:
                 try:  # some take calls of certain tools only
-                    return self._learn(probe_of(messages, tools, names_calls=True))
+                    return self._learn(probe_of(conversation, names_calls=True))
                 except RefusedError as error:
-                    why = str(error)
-                    return TemplateBehavior(why, edges=dict.fromkeys(speakers(messages), why))
+                    why, numbers = str(error), speakers(conversation.messages)
+                    return TemplateBehavior(why, edges=dict.fromkeys(numbers, why))
 
     def _learn(self, probe: Probe) -> TemplateBehavior:
         """Learn from a probe. Raises RefusedError."""
-        rendering = self.template.render(probe.messages, probe.tools)
+        rendering = self.template.render(probe.conversation)
         turns = _numbered(_assistants(rendering), probe.messages) or {}
         behavior = TemplateBehavior(
             missing=probe.missing_in(rendering.text),
@@ -215,17 +209,17 @@ class Structures:
         )
 
     def find(
-        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        result: ProbeResult, *, by_message: bool = True,
+        self, rendering: Rendering, conversation: Conversation, behavior: TemplateBehavior, *,
+        by_message: bool = True,
     ) -> list[AssistantSpan]:  # fmt: skip
         """Find what the assistant wrote, in order; not `by_message`: perhaps all together.
 
         Raises UndecidableError.
         """
-        numbers = speakers(messages)
-        if not numbers:
+        messages = conversation.messages
+        if not (numbers := speakers(messages)):
             return []
-        text, behavior, turns = rendering.text, result.behavior, _assistants(rendering)
+        turns = _assistants(rendering)
         if self.template.marks_generation:
             if wrong := behavior.refusal or behavior.mistagged:
                 raise undecidable(wrong)
@@ -234,13 +228,13 @@ class Structures:
             return _by_tags(rendering.generated, turns, messages)
         known = _numbered(turns, messages)
         if known is None or _are_nested(turns):
-            return [self._by_prefix(text, number, messages, tools) for number in numbers]
-        written = self._by_turns(rendering, known, messages, tools, result)
+            return [self._by_prefix(rendering.text, number, conversation) for number in numbers]
+        written = self._by_turns(rendering, known, conversation, behavior)
         if len(known) < len(numbers):  # many templates leave turns out
             if behavior.refusal:
                 raise undecidable(behavior.refusal)
             outside = [number for number in behavior.shown if number not in known]
-            written += [self._by_prefix(text, number, messages, tools) for number in outside]
+            written += [self._by_prefix(rendering.text, number, conversation) for number in outside]
             written.sort(key=lambda span: span.spans)
         return written
 
@@ -250,8 +244,8 @@ class Structures:
         return not all(id(turn.message) in known for turn in _assistants(rendering))
 
     def _by_turns(
-        self, rendering: Rendering, turns: _Turns, messages: list[_Message],
-        tools: list[Any] | None, result: ProbeResult,
+        self, rendering: Rendering, turns: _Turns, conversation: Conversation,
+        behavior: TemplateBehavior,
     ) -> list[AssistantSpan]:  # fmt: skip
         """Find the spans in turns that loops show."""
         text, inner = rendering.text, _inner_turns(rendering.turns, turns)
@@ -259,14 +253,14 @@ class Structures:
         for number, turn in turns.items():
             within = inner.get(number, [])
             unseen = f"no loop of the template shows the turn of message {number}"
-            edges = result.behavior.edges.get(number, unseen)
+            edges = behavior.edges.get(number, unseen)
             spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
-            if spans is None and not result.words:  # its own fields may be shown
-                edges = self.learn(messages, tools).edges.get(number, edges)
+            if spans is None and not behavior.words:  # its own fields may be shown
+                edges = self.learn(conversation).edges.get(number, edges)
                 spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
             is_known = spans is not None or isinstance(edges, str)
-            if (result.words or not is_known) and self.prompts:
-                spans = self._by_prompt(spans, text, number, turn, messages, tools, bool(within))
+            if (behavior.words or not is_known) and self.prompts:
+                spans = self._by_prompt(spans, text, number, turn, conversation, bool(within))
             if spans is None:
                 why = f"message {number} is not rendered as others like it are"
                 raise undecidable(edges if isinstance(edges, str) else why)
@@ -275,7 +269,7 @@ class Structures:
 
     def _by_prompt(
         self, spans: list[Span] | None, text: str, number: int, turn: Turn,
-        messages: list[_Message], tools: list[Any] | None, holds_others: bool,
+        conversation: Conversation, holds_others: bool,
     ) -> list[Span] | None:  # fmt: skip
         """The spans of a turn, from the end of the real prompt for it, if that is known.
 
@@ -286,30 +280,28 @@ class Structures:
             prompt = self.prompt
             start = turn.start + shared(prompt, text[turn.start : turn.start + len(prompt)])
             return _from_prompt(spans, text, turn, start, exact=start == turn.start + len(prompt))
-        before = messages[:number]
+        before = conversation.first(number)
         try:
-            prompt = self.template.render(before, tools, add_generation_prompt=True).text
+            prompt = self.template.render(before, add_generation_prompt=True).text
             start = shared(prompt, text)
             if start < turn.start:  # what comes before is rendered in another way by now
-                plain = self.template.render(before, tools).text
+                plain = self.template.render(before).text
                 asking = prompt[common_prefix(plain, prompt) :]
                 start = turn.start + shared(asking, text[turn.start : turn.start + len(asking)])
             if spans is not None:
                 return _from_prompt(spans, text, turn, start, exact=start == len(prompt))
             if holds_others or not text[turn.start : start].strip():
                 return None
-            after = self.template.render(messages[: number + 1], tools).text
+            after = self.template.render(conversation.first(number + 1)).text
         except RefusedError:
             return spans
         return [(start, max(start, len(after) if text.startswith(after) else turn.stop))]
 
-    def _by_prefix(
-        self, text: str, number: int, messages: list[_Message], tools: list[Any] | None
-    ) -> AssistantSpan:
+    def _by_prefix(self, text: str, number: int, conversation: Conversation) -> AssistantSpan:
         """Find the span of a turn that no loop shows: some write the last one after the loop."""
         try:
-            before = self.template.render(messages[:number], tools, add_generation_prompt=True).text
-            after = self.template.render(messages[: number + 1], tools).text
+            prompt = self.template.render(conversation.first(number), add_generation_prompt=True)
+            before, after = prompt.text, self.template.render(conversation.first(number + 1)).text
         except RefusedError as error:
             raise undecidable(str(error)) from error
         if not (text.startswith(before) and text.startswith(after)):
@@ -451,9 +443,7 @@ class _Learner:
     """Learns the edges of the turns of one probe."""
 
     def __init__(self, structures: Structures, probe: Probe, rendering: Rendering) -> None:
-        self._template = structures.template
-        self._prompt, self._prompts = structures.prompt, structures.prompts
-        self._is_constant = structures.prompt_is_constant
+        self._structures, self._prompt = structures, structures.prompt
         self._probe, self._rendering, self._text = probe, rendering, rendering.text
         self._owners = {mark: i for i, marks in enumerate(probe.marks) for mark in marks}
         self._usual_end = ""  # what follows the words of the last turn, which ends as its text does
@@ -479,13 +469,14 @@ class _Learner:
         first = min((begin for begin in begins if begin >= 0), default=turn.stop)
         last = max(ends, default=-1)
         core = self._prompt.strip()
-        if core and self._is_constant and text.startswith(self._prompt, turn.start):
+        is_constant = bool(core) and self._structures.prompt_is_constant
+        if is_constant and text.startswith(self._prompt, turn.start):
             start: int | None = turn.start + len(self._prompt)
         else:
             start = self._start(number, turn, first)
         if start is None:
             start = self._after_prompt(turn, first)
-        elif core and self._prompts and text.startswith(core, turn.start):
+        elif core and self._structures.prompts and text.startswith(core, turn.start):
             # though no prompt for this message shows it
             start = max(start, self._after_prompt(turn, first) or start)
         if start is None:
@@ -527,7 +518,7 @@ class _Learner:
             return None
         rest = _after(anchor, before)
         start = here + shared(rest, self._text[here:first])
-        if not self._prompts and not self._text[turn.start : start].strip():
+        if not self._structures.prompts and not self._text[turn.start : start].strip():
             return None  # a template that writes no prompts shows nothing
         if start < turn.start:
             return None
@@ -568,7 +559,7 @@ class _Learner:
         if here is None:
             return None
         rests = [_after(anchor, upto)]
-        if not self._prompts and header.strip():  # a prompt that was not asked for
+        if not self._structures.prompts and header.strip():  # a prompt that was not asked for
             rests = [rests[0].removesuffix(header)]
         if number + 1 == len(self._probe.messages):
             followed = self._render(number + 1, followed=True)
@@ -614,14 +605,14 @@ class _Learner:
         self, count: int, *, add_generation_prompt: bool = False, followed: bool = False
     ) -> str | None:
         """The text of the first messages, perhaps followed by another; None if it is refused."""
-        messages = self._probe.messages[:count]
+        conversation = self._probe.conversation.first(count)
         if count == len(self._probe.messages) and not (add_generation_prompt or followed):
             return self._text
         if followed:
-            messages = [*messages, {"role": "user", "content": _FOLLOWING}]
+            conversation.messages.append({"role": "user", "content": _FOLLOWING})
         try:
-            return self._template.render(
-                messages, self._probe.tools, add_generation_prompt=add_generation_prompt
+            return self._structures.template.render(
+                conversation, add_generation_prompt=add_generation_prompt
             ).text
         except RefusedError:
             return None
@@ -673,22 +664,21 @@ def _excerpt(text: str, start: int, stop: int) -> str:
 # -- The prompt for an answer
 
 
-def _question(
-    template: ChatTemplate,
-) -> tuple[list[_Message], list[Any] | None, tuple[str, str, Rendering]]:
-    """(a question and its answer, the tools that go with them, the texts of the question alone,
-    with the prompt for its answer, and of both).
+def _question(template: ChatTemplate) -> tuple[Conversation, tuple[str, str, Rendering]]:
+    """Return (a question and its answer, the texts of the question alone, with the prompt for its
+    answer, and of both).
 
     Raises UndecidableError if the template takes none.
     """
     refusals = []
     # some take parts only, and some, such as those called tool_use, nothing without tools
     for tools, content in product((None, _TOOLS), (PROBE, [{"type": "text", "text": PROBE}])):
-        talk = [{"role": "user", "content": content}, {"role": ASSISTANT, "content": content}]
+        messages = [{"role": role, "content": content} for role in ("user", ASSISTANT)]
+        talk = Conversation(messages, tools)
         try:
-            plain = template.render(talk[:1], tools).text
-            prompted = template.render(talk[:1], tools, add_generation_prompt=True).text
-            return talk, tools, (plain, prompted, template.render(talk, tools))
+            plain = template.render(talk.first(1)).text
+            prompted = template.render(talk.first(1), add_generation_prompt=True).text
+            return talk, (plain, prompted, template.render(talk))
         except RefusedError as error:
             refusals.append(error)
     why = f"the template refuses a question and its answer: {refusals[0]}"

@@ -40,7 +40,7 @@ from packer_cli.chat.chat_template import (
     Sandbox,
     environment,
 )
-from packer_cli.chat.messages import ASSISTANT
+from packer_cli.chat.messages import ASSISTANT, Conversation
 from packer_cli.chat.probe import PROBED, RESULT, RESULT_END, STRUCTURE, THOUGHT, has_words
 
 _OPEN = "<think>"
@@ -74,14 +74,16 @@ class Uses:
             return watched
         return value
 
-    def watch_messages(self, messages: list[_Message]) -> list[Any]:
-        """Watch messages. Texts in other fields of the assistant, such as a name, are structure."""
-        watched = self.watch(messages)
-        for message, fields in zip(messages, watched, strict=True):
+    def watched(self, conversation: Conversation) -> Conversation:
+        """Return a conversation whose use is noted. Texts in other fields of the assistant, such as
+        a name, are structure.
+        """
+        watched = self.watch(conversation.messages)
+        for message, fields in zip(conversation.messages, watched, strict=True):
             if message.get("role") == ASSISTANT:
                 texts = {k: v for k, v in message.items() if type(v) is str and k not in PROBED}
                 dict.update(fields, texts)
-        return watched  # type: ignore[no-any-return]
+        return Conversation(watched, self.watch(conversation.tools))
 
     def seek(self, literal: Any, *, at_edge: bool = False) -> None:
         """Note that a template looks for a text, or for several. Marks have digits, too."""
@@ -92,10 +94,11 @@ class Uses:
             else:
                 self.deep = True
 
-    def find(self, messages: list[_Message], tools: list[Any] | None) -> bool:
+    def find(self, conversation: Conversation) -> bool:
         """Tell whether the words of a conversation may matter."""
         if self.deep or not self.literals:
             return self.deep
+        messages, tools = conversation.messages, conversation.tools
         if tools and self._may_be_in(tools):
             return True
         # most conversations have no literal, and nothing like a tag

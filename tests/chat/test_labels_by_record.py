@@ -313,7 +313,7 @@ def renderer_of(template: str) -> Renderer:
 
 def shown(renderer: Renderer, record: Json) -> str:
     """The text of a record, what is trained on in ⟦⟧."""
-    document = renderer.render(Conversation(record["messages"], record.get("tools"), None))
+    document = renderer.render(Conversation(record["messages"], record.get("tools")))
     text, at, spans = "", 0, document.spans or []
     for start, stop in spans:
         text, at = f"{text}{document.text[at:start]}⟦{document.text[start:stop]}⟧", stop
@@ -322,7 +322,8 @@ def shown(renderer: Renderer, record: Json) -> str:
 
 def way_of(renderer: Renderer, record: Json) -> int:
     """Whether nothing of content matters (0), a literal in it (1), or more (2)."""
-    uses = renderer.structures.of_structure(record["messages"], record.get("tools")).uses
+    conversation = Conversation(record["messages"], record.get("tools"))
+    uses = renderer.structures.of_structure(conversation).uses
     return 2 if uses.deep else int(bool(uses.literals))
 
 

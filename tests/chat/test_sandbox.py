@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packer_cli.chat.chat_template import MARK, ChatTemplate, environment
-from packer_cli.chat.messages import RefusedError
+from packer_cli.chat.messages import Conversation, RefusedError
 from packer_cli.errors import UsageError
 
 ODD = {
@@ -137,10 +137,10 @@ def test_odd_templates_are_rendered_alike(name: str, messages: list[Json]) -> No
     except (TemplateError, TypeError) as error:
         problem = str(error)
     if not problem:
-        assert lean.render(messages, add_generation_prompt=True).text == expected
+        assert lean.render(Conversation(messages), add_generation_prompt=True).text == expected
     else:
         with pytest.raises((RefusedError, UsageError)) as found:
-            lean.render(messages, add_generation_prompt=True)
+            lean.render(Conversation(messages), add_generation_prompt=True)
         assert problem in str(found.value)
 
 
@@ -148,7 +148,7 @@ def test_odd_templates_are_rendered_alike(name: str, messages: list[Json]) -> No
 def test_the_sandbox_holds(source: str) -> None:
     messages = [{"role": "user", "content": "x"}]
     try:
-        text = ChatTemplate(source, {}).render(messages).text
+        text = ChatTemplate(source, {}).render(Conversation(messages)).text
     except (RefusedError, UsageError):
         text = ""
     assert "class '" not in text

@@ -38,7 +38,12 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from packer_cli.chat.chat_template import ChatTemplate
-from packer_cli.chat.messages import RefusedError, UndecidableError, parse_messages
+from packer_cli.chat.messages import (
+    Conversation,
+    RefusedError,
+    UndecidableError,
+    parse_messages,
+)
 from packer_cli.chat.turns import Structures
 
 FOLDERS = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
@@ -315,8 +320,9 @@ def way_of(structures: Structures) -> int:
     for record in map(plain, STRUCTURES.values()):
         messages = parse_messages(record["messages"], "messages", keep_parts=False)
         with suppress(RefusedError):
-            structures.template.render(messages, record.get("tools"))
-            uses = structures.of_structure(messages, record.get("tools")).uses
+            conversation = Conversation(messages, record.get("tools"))
+            structures.template.render(conversation)
+            uses = structures.of_structure(conversation).uses
             way = max(way, 2 if uses.deep else int(bool(uses.literals)))
     return way
 
