@@ -128,13 +128,8 @@ def seen_of_stdin() -> bytes:
 
 
 def stdin_size() -> int:
-    """Return how many bytes the run has read from stdin, here or in a worker."""
+    """Return how many bytes the run has read from stdin in this process."""
     return _stdin.position
-
-
-def note_stdin_size(size: int) -> None:
-    """Note how many bytes a worker has read from stdin."""
-    _stdin.position = size
 
 
 @contextmanager

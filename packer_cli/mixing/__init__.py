@@ -16,6 +16,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from packer_cli._kernels.documents import order_keys
@@ -328,39 +330,19 @@ def missed_share(mixture: Mixture, share: ReachedShare) -> str:
     return f"source {share.source!r}: takes {amounts}: {reason}; its share is {share.off:.2%} off"
 
 
-# --- equal documents
-
-
 def _repeated(hashes: UInt64) -> Bool:
     """Mark hashes, uint64[n, 2], that equal an earlier one."""
-    order, same = _grouped(hashes)
-    marked = np.zeros(len(hashes), bool)
-    marked[order[same]] = True
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    ordered, marked = hashes[order], np.zeros(len(hashes), bool)
+    marked[order[1:]] = (ordered[1:] == ordered[:-1]).all(axis=1)
     return marked
 
 
 def _among(hashes: UInt64, contents: UInt64) -> Bool:
     """Mark hashes, uint64[n, 2], that equal one of the contents uint64[m, 2]."""
-    order, same = _grouped(np.concatenate([contents, hashes]))
-    begin = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
-    marked = np.zeros(len(order), bool)
-    marked[order] = order[begin] < len(contents)
-    return marked[len(contents) :]
-
-
-def _grouped(hashes: UInt64) -> tuple[Int64, Bool]:
-    """Order hashes uint64[n, 2] stably by their first halves, so that equal ones come together.
-    Also mark in this order those that equal the one before.
-    """
-    order = np.argsort(hashes[:, 0], kind="stable")
-    same, other = (_equal_to_previous(half) for half in hashes[order].T)
-    if (same & ~other).any():  # half of a hash does not distinguish them
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        same = np.logical_and(*(_equal_to_previous(half) for half in hashes[order].T))
-    return order, same
-
-
-def _equal_to_previous(values: UInt64) -> Bool:
-    same = np.zeros(len(values), bool)
-    same[1:] = values[1:] == values[:-1]
-    return same
+    values, known = (
+        pa.Array.from_buffers(pa.binary(16), len(some), [None, pa.py_buffer(some)])
+        for some in (hashes, contents)
+    )
+    marked: Bool = pc.is_in(values, value_set=known).to_numpy(zero_copy_only=False)
+    return marked

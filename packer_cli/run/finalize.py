@@ -35,7 +35,7 @@ from packer_cli.errors import (
     from_os_error,
     os_errors,
 )
-from packer_cli.inputs.byte_streams import STDIN, stdin_size
+from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
@@ -70,6 +70,7 @@ from packer_cli.result.manifest import (
     Result,
     SourceRecords,
     TokenizedManifest,
+    TokenizerInfo,
     run_of_sides,
     to_bytes,
     why_incomplete,
@@ -81,6 +82,7 @@ from packer_cli.run.run_plan import (
     RunPlan,
     UnitRecord,
     as_line,
+    common_tokenizer,
     read_unit,
     rejected_name,
     squared_lengths_name,
@@ -170,8 +172,8 @@ class _RunTotals:
         self.digests = dict[int, str]()
         self.units, self.shards = list[dict[str, Any]](), list[Shard]()
         self.rejected, self.squares = list[_FilePart](), list[_FilePart]()
-        self.tokenizer: dict[str, Any] | None = None
-        self.bad = self.read = 0
+        self.tokenizer: TokenizerInfo | None = None
+        self.bad = self.read = self.stdin_bytes = 0
 
     def add(self, record: UnitRecord) -> None:
         """Add the record of a unit."""
@@ -181,10 +183,8 @@ class _RunTotals:
         slices = [part[:3] for part in record.slices]
         self.units.append({"unit": record.unit, "slices": slices})
         self.shards += record.shards
-        if self.run.shape.members:
-            self.tokenizer = _common(self.tokenizer, record.tokenizer)
-        else:
-            self.tokenizer = record.tokenizer
+        self.tokenizer = common_tokenizer([record.tokenizer, self.tokenizer])
+        self.stdin_bytes += record.stdin_bytes
         folder, begin, row = self.output.work, 0, 0
         rejected, squares = rejected_name(record.unit), squared_lengths_name(record.unit)
         if record.before is not None:
@@ -345,18 +345,18 @@ def check_url(url: str, options: RunOptions) -> None:
 
 def _manifest_of(totals: _RunTotals, side_files: dict[str, str]) -> Result:
     """Return the manifest of a finished run. `side_files`: their sha256, by name."""
-    run, counts, digests = totals.run, totals.counts, totals.digests
+    run, counts = totals.run, totals.counts
     # a run that fails on bad records may keep units that have skipped some
     skipped = {"on_error": "skip"} if counts.rejected_records else {}
     begin = {
         "format_version": FORMAT_VERSION,
         "packer_version": packer_cli.__version__,
         "config": run.config.as_json() | {"shape": run.shape.kind} | skipped,
-        "tokenizer": totals.tokenizer,
+        "tokenizer": to_builtins(totals.tokenizer),
     }
     work = totals.output.work
     end = {
-        "inputs": [_input(run, file, digests.get(file.index, ""), counts) for file in run.files],
+        "inputs": [_input(totals, file) for file in run.files],
         "units": totals.units,
         "shards": to_builtins(totals.shards),
         "side_files": side_files,
@@ -442,22 +442,13 @@ def _totals(counts: Counts, names: Iterable[str], histograms: Any) -> dict[str, 
     }
 
 
-def _common(before: dict[str, Any] | None, unit: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the tokenizer of units of several shapes, with a prefix and a suffix only if they are
-    around all documents.
-    """
-    if before is None or unit is None:
-        return unit
-    differ = {name for name in ("prefix", "suffix") if before.get(name) != unit.get(name)}
-    return {name: value for name, value in unit.items() if name not in differ}
-
-
-def _input(run: RunPlan, file: InputFile, sha256: str, counts: Counts) -> dict[str, Any]:
-    totals, kind = counts.file(file.index), TokenizedManifest if run.is_to_tokenize else Manifest
-    figures = {name: getattr(totals, name) for name in kind.counted_by_input}
-    size = file.size or (stdin_size() if file.path == STDIN else 0)
+def _input(totals: _RunTotals, file: InputFile) -> dict[str, Any]:
+    run, counts = totals.run, totals.counts.file(file.index)
+    kind = TokenizedManifest if run.is_to_tokenize else Manifest
+    figures = {name: getattr(counts, name) for name in kind.counted_by_input}
+    size = file.size or (totals.stdin_bytes if file.path == STDIN else 0)
     known = {"path": file.known_as, "size": size, "version": file.version}
-    entry = known | {"sha256": sha256, **figures}
+    entry = known | {"sha256": totals.digests.get(file.index, ""), **figures}
     if file.format == TOKENIZED:
         entry["format"] = TOKENIZED
     if file.shape is not None:

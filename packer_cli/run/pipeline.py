@@ -29,9 +29,8 @@ from packer_cli.errors import (
     PackerError,
     UsageError,
     named,
-    nearest,
 )
-from packer_cli.inputs.byte_streams import STDIN, begin_stdin, note_stdin_size
+from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import (
     NOTHING_KNOWN,
     IgnoredColumns,
@@ -48,7 +47,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import check_options_apply, for_shape
-from packer_cli.options.shapes import ARGUMENTS, Suggested
+from packer_cli.options.shapes import Suggested
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.existing import find_own, holds_result
@@ -63,16 +62,12 @@ from packer_cli.run.run_plan import (
     RUN,
     UNIT_RECORDS,
     RunPlan,
-    TokenizerSelection,
+    UnitRecord,
     left_to_do,
     load_run,
 )
 from packer_cli.run.source import choose_encoding, choose_tokenized
-from packer_cli.run.unit import UnitContext, UnitSummary
-
-_ANSWERED = (
-    "content", "reasoning_content", "thinking", "tool_calls", "weight", "train", "train_detail",
-)  # fmt: skip
+from packer_cli.run.unit import UnitContext
 
 
 def pack(
@@ -118,7 +113,7 @@ def pack(
     else:
         done = _pack_to_directory(run, notes, Path(destination), options)
     if done is not None:
-        _warn_of_losses(str(destination), done, run.chosen, config, options, notes)
+        _warn_of_losses(str(destination), done, config, options, notes)
     if notes.are_given:
         what = "done" if done else "this rank is done"
         options.notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
@@ -258,33 +253,31 @@ def _pack_rest(run: RunPlan, work: Path, options: RunOptions) -> None:
         if options.engine == "ray":
             from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
-            summaries = pack_on_ray(run, units, work, options, progress)
+            records = pack_on_ray(run, units, work, options, progress)
         else:
-            summaries = _pack_in_workers(run, units, work, options, progress)
-        with closing(summaries):
-            _count_rejected(summaries, run, work)
+            records = _pack_in_workers(run, units, work, options, progress)
+        with closing(records):
+            _count_rejected(records, run, work)
 
 
 def _pack_in_workers(
     run: RunPlan, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
-) -> Generator[UnitSummary, None, None]:
+) -> Generator[UnitRecord, None, None]:
     """Pack units in forked workers. Raises what packing a unit raises."""
     context = UnitContext.reporting(run, work, options, progress)
     pool = context.pool(context.pack_and_commit, context.described)
     with closing(pool), closing(pool.map(units)) as packed:
-        for _, summary in packed:
-            yield summary
+        for _, record in packed:
+            yield record
 
 
-def _count_rejected(summaries: Iterable[UnitSummary], run: RunPlan, work: Path) -> None:
+def _count_rejected(records: Iterable[UnitRecord], run: RunPlan, work: Path) -> None:
     """Raise DataError as soon as there are more bad records than a number allows; a share is known
     only at the end.
     """
     total, limit = 0, run.config.max_errors
-    for summary in summaries:
-        if summary.stdin_bytes:
-            note_stdin_size(summary.stdin_bytes)
-        total += summary.rejected
+    for record in records:
+        total += record.counts.get("rejected_records", 0)
         if isinstance(limit, int) and total > limit:
             raise DataError(
                 f"{total:,} records are bad so far; --max-errors is {limit}",
@@ -363,7 +356,6 @@ def _name_ignored(
 def _warn_of_losses(
     place: str,
     manifest: Result,
-    chosen: TokenizerSelection,
     config: DocumentConfig,
     options: RunOptions,
     notes: _HeldNotes,
@@ -378,25 +370,9 @@ def _warn_of_losses(
         )
         if not is_meant:
             options.warn(f"warning: {place}: {one}")
-    names = [
-        f"{name} ({count(number)}){_meant(name, chosen)}"
-        for name, number in manifest.unread.items()
-    ]
+    names = [f"{name} ({count(number)})" for name, number in manifest.unread.items()]
     if names and notes.are_given:
         options.notify(f"{place}: neither packer nor the chat template reads {named(names)}")
-
-
-def _meant(name: str, chosen: TokenizerSelection) -> str:
-    place, _, key = name.partition(".")
-    known: Iterable[str] = _ANSWERED if place == "messages" else ()
-    if key and place == ARGUMENTS:
-        from packer_cli.chat.syntax import arguments_of  # noqa: PLC0415 jinja2 is slow
-        from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
-
-        sources = chosen.template.sources if chosen.template else []
-        known = arguments_of(sources, special_tokens(chosen.files))
-    near = nearest(key, known)
-    return f", did you mean {near}?" if near else ""
 
 
 # Ranks: processes, perhaps on several machines, that share nothing but the output directory

@@ -25,8 +25,8 @@ from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
 from packer_cli.run.pool import Pool, Reporter
-from packer_cli.run.run_plan import RUN, RunPlan
-from packer_cli.run.unit import UnitContext, UnitSummary
+from packer_cli.run.run_plan import RUN, RunPlan, UnitRecord
+from packer_cli.run.unit import UnitContext
 
 _RETRIES = 3
 _AHEAD = 2  # tasks for each core, so that no core is ever idle
@@ -37,7 +37,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def pack_on_ray(
     run: RunPlan, units: Sequence[WorkUnit], work: Path, options: RunOptions, progress: Progress
-) -> Generator[UnitSummary, None, None]:
+) -> Generator[UnitRecord, None, None]:
     """Pack `units` into the work folder. Raises UsageError without Ray, DataError for a unit
     whose worker was lost too often, and what packing a unit raises.
     """
@@ -62,7 +62,7 @@ def pack_on_ray(
             for done in done_now:
                 unit = running.pop(done)
                 try:
-                    summary: UnitSummary = ray.get(done)
+                    record: UnitRecord = ray.get(done)
                 except ray.exceptions.RayTaskError as error:
                     raise (error.cause if isinstance(error.cause, PackerError) else error) from None
                 except ray.exceptions.RayError as error:  # a worker or a machine was lost too often
@@ -70,9 +70,11 @@ def pack_on_ray(
                         f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
                         "see Ray's logs for why; run the same command again to continue",
                     ) from error
-                progress.read(summary.size, summary.documents)
-                progress.wrote(summary.tokens, summary.slots)
-                yield summary
+                tokens = record.counts.get("tokens", 0)
+                slots = tokens if run.is_to_tokenize else record.rows * run.row_config.max_length
+                progress.read(unit.weight, record.counts.get("documents", 0))
+                progress.wrote(tokens, slots)
+                yield record
 
 
 @contextmanager
@@ -140,10 +142,10 @@ class WorkerSetup(NamedTuple):
     directory: Path
 
 
-_pools: dict[Any, Pool[WorkUnit, UnitSummary]] = {}
+_pools: dict[Any, Pool[WorkUnit, UnitRecord]] = {}
 
 
-def _pack_unit(setup: tuple[str, Any], unit: WorkUnit) -> UnitSummary:
+def _pack_unit(setup: tuple[str, Any], unit: WorkUnit) -> UnitRecord:
     """Pack a unit, in a Ray worker. `setup`: packer's version, and a reference to a WorkerSetup,
     not as an argument of its own, for Ray would fetch it for every unit.
 
@@ -170,5 +172,5 @@ def _pack_unit(setup: tuple[str, Any], unit: WorkUnit) -> UnitSummary:
         _pools[place] = Pool(
             context.pack_and_commit, prepare=context.load, describe=context.described
         )
-    ((_, summary),) = _pools[place].map([unit])
-    return summary
+    ((_, record),) = _pools[place].map([unit])
+    return record

@@ -13,14 +13,14 @@ packed again. A plan of a million units takes seconds to write and to read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, structs
 
 import packer_cli
 from packer_cli import storage
@@ -41,7 +41,7 @@ from packer_cli.result.layout import (
     built,
     kind_of,
 )
-from packer_cli.result.manifest import LIMITS, TOKENIZED, Result
+from packer_cli.result.manifest import LIMITS, TOKENIZED, Result, TokenizerInfo
 from packer_cli.result.reader import check_side_file
 from packer_cli.storage import put_file, size_of
 
@@ -195,23 +195,25 @@ class UnitRecord(msgspec.Struct, frozen=True):
     slices      as in the WorkUnit
     shards      as in the manifest
     counts      `Counts.as_json()`
-    tokenizer   what the manifest says about it
+    tokenizer   as in the manifest
     rejected    size in bytes of the unit's part of rejected.jsonl
     run         `RunPlan.identity`; this and the fields below are empty in units.jsonl
     digests     (file, sha256) of the inputs whose beginning the unit has read
     before      of a unit that stays of an earlier result: bytes of rejected.jsonl, and rows, that
                 lie there before those of the unit
+    stdin_bytes  that the unit has read
     """
 
     unit: int
     slices: tuple[Slice, ...]
     shards: list[Shard]
     counts: dict[str, Any]
-    tokenizer: dict[str, Any] | None = None
+    tokenizer: TokenizerInfo | None = None
     rejected: int = 0
     run: str = ""
     digests: list[tuple[int, str]] = []
     before: tuple[int, int] | None = None
+    stdin_bytes: int = 0
 
     @property
     def work_unit(self) -> WorkUnit:
@@ -225,6 +227,17 @@ class UnitRecord(msgspec.Struct, frozen=True):
     @property
     def rows(self) -> int:
         return sum(shard.rows for shard in self.shards if kind_of(shard.file) == ROWS)
+
+
+def common_tokenizer(infos: Sequence[TokenizerInfo | None]) -> TokenizerInfo | None:
+    """Return the description of a tokenizer; the tokens around documents only if all agree."""
+    known = [info for info in infos if info is not None]
+    differ = {
+        name: UNSET
+        for name in ("prefix", "suffix")
+        if any(getattr(info, name) != getattr(known[0], name) for info in known)
+    }
+    return structs.replace(known[0], **differ) if known else None
 
 
 def rejected_name(unit: int) -> str:
@@ -270,7 +283,8 @@ def left_to_do(run: RunPlan, folder: Path, part: slice = slice(None)) -> list[Wo
 
 def as_line(record: UnitRecord) -> bytes:
     """Return a line of units.jsonl, which is the same whether the unit was kept or packed."""
-    return msgspec.json.encode(structs.replace(record, run="", digests=[], before=None)) + b"\n"
+    lasting = structs.replace(record, run="", digests=[], before=None, stdin_bytes=0)
+    return msgspec.json.encode(lasting) + b"\n"
 
 
 def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:

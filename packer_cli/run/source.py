@@ -17,8 +17,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, structs
-
 from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import DamagedInputError, InternalError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import STDIN, peeking
@@ -49,7 +47,7 @@ from packer_cli.result.manifest import (
 )
 from packer_cli.result.reader import check_side_file
 from packer_cli.run.pool import Pool
-from packer_cli.run.run_plan import RunPlan, TokenizerSelection
+from packer_cli.run.run_plan import RunPlan, TokenizerSelection, common_tokenizer
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
@@ -252,7 +250,7 @@ def prepare(run: RunPlan, options: EncodingOptions) -> DocumentSource:
         read=lambda file, part: sources[file.shape].read(file, part),
         encode=lambda records, file: sources[file.shape].encode(records, file),
         tokenizer=tokenizer,
-        info=_agreed([source.info for source in sources.values()]),
+        info=common_tokenizer([source.info for source in sources.values()]),
     )
 
 
@@ -431,19 +429,6 @@ def _framing_of(config: DocumentConfig) -> Framing:
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token)
 
 
-def _agreed(infos: Sequence[TokenizerInfo | None]) -> TokenizerInfo | None:
-    """Return the description of a tokenizer, with tokens around documents only if all agree."""
-    first = infos[0]
-    if first is None:
-        return None
-    return structs.replace(first, **{
-        name: getattr(first, name)
-        if all(getattr(info, name, UNSET) == getattr(first, name) for info in infos)
-        else UNSET
-        for name in ("prefix", "suffix")
-    })  # fmt: skip
-
-
 def _tokenized_source(files: Sequence[InputFile], config: PackConfig) -> DocumentSource:
     """Open tokenized directories, whose documents come in the order of the options' seed."""
     seed, choice = config.seed if config.shuffle else None, choice_of(files, config)
@@ -458,5 +443,5 @@ def _tokenized_source(files: Sequence[InputFile], config: PackConfig) -> Documen
     def read(file: InputFile, part: Slice) -> Iterator[Records]:
         raise InternalError(f"{file.path} holds documents, not records")
 
-    info = _agreed([one.tokenizer for one in inputs.facts])
+    info = common_tokenizer([one.tokenizer for one in inputs.facts])
     return DocumentSource(read, plain_encoder(None), tokenized=inputs, info=info)

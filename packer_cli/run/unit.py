@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -150,21 +150,35 @@ class UnitContext:
             except _LeftOutError as error:
                 self.damaged[error.index] = error.reason
 
-    def pack(self, unit: WorkUnit) -> UnitResult:
+    def pack(self, unit: WorkUnit) -> UnitPacker:
         """Write the unit's shards."""
         return self.without_damaged(unit, pack_unit)
 
-    def pack_and_commit(self, unit: WorkUnit) -> UnitSummary:
+    def pack_and_commit(self, unit: WorkUnit) -> UnitRecord:
         """Write the unit's shards, bring them to the disk, and write its record, last."""
-        result = self.pack(unit)
-        self._commit(result)
-        counts = result.counts
-        slots = counts.tokens
-        if not self.run.is_to_tokenize:
-            slots = counts.rows * self.run.row_config.max_length
-        figures = counts.documents, counts.tokens, slots, counts.rejected_records
+        packed = self.pack(unit)
+        for shard in packed.shards:
+            sync(self.folder / shard.file)
+            name_by_content(self.folder, shard)
+        for made in (packed.sums, packed.rejected):
+            if made.path is not None:
+                sync(made.path)
+        digests = self._digests(unit)
+        self.source.confirm()
         reads_stdin = any(self.run.files[part.file].path == STDIN for part in unit.slices)
-        return UnitSummary(unit.weight, *figures, stdin_size() if reads_stdin else 0)
+        record = UnitRecord(
+            unit.index,
+            unit.slices,
+            packed.shards,
+            packed.counts.as_json(),
+            self.source.info,
+            packed.rejected.size,
+            self.run.identity,
+            digests,
+            stdin_bytes=stdin_size() if reads_stdin else 0,
+        )
+        write_unit(self.folder, record)
+        return record
 
     def first_texts(self, wanted: tuple[Sequence[Slice], int]) -> list[str]:
         """Return the first texts of slices. `wanted`: the slices, and how many texts at most."""
@@ -185,27 +199,6 @@ class UnitContext:
         parts = [f"{files[part.file].path} from {part.start:,}" for part in unit.slices]
         return f"unit {unit.index} ({named(parts, 3)})"
 
-    def _commit(self, result: UnitResult) -> None:
-        for shard in result.shards:
-            sync(self.folder / shard.file)
-            name_by_content(self.folder, shard)
-        for made in (result.squared_lengths, result.rejected):
-            if made.path is not None:
-                sync(made.path)
-        digests = self._digests(result.unit)
-        self.source.confirm()
-        record = UnitRecord(
-            result.unit.index,
-            result.unit.slices,
-            result.shards,
-            result.counts.as_json(),
-            msgspec.to_builtins(self.source.info),
-            result.rejected.size,
-            self.run.identity,
-            digests,
-        )
-        write_unit(self.folder, record)
-
     def _digests(self, unit: WorkUnit) -> list[tuple[int, str]]:
         """Return (file, sha256) of local inputs that the unit reads from their beginning. Raises
         InputChangedError if an input of the unit is not what it was when the run began.
@@ -223,39 +216,10 @@ class UnitContext:
         return {name: value for name, value in self.__dict__.items() if name != "source"}
 
 
-class UnitSummary(NamedTuple):
-    """Figures of a packed unit, for the parent.
-
-    size         stored bytes of its inputs
-    slots        places for tokens in its rows
-    rejected     bad records
-    stdin_bytes  bytes of stdin that it has read
-    """
-
-    size: int
-    documents: int
-    tokens: int
-    slots: int
-    rejected: int
-    stdin_bytes: int
-
-
-@dataclass(frozen=True)
-class UnitResult:
-    """A written unit: its shards in the context's folder, its counts, and the files of its rejected
-    records and of the squared lengths of its rows.
-    """
-
-    unit: WorkUnit
-    shards: list[Shard]
-    counts: Counts
-    rejected: LazyFile
-    squared_lengths: LazyFile
-
-
 class UnitPacker:
     """Reads the documents of a unit, and makes shards of them.
 
+    shards     when all documents are added
     counts     totals of records, documents and rows
     rejected   lines of bad records; the first one ends the run unless they are skipped
     sums       squared lengths of rows
@@ -266,6 +230,7 @@ class UnitPacker:
 
     def __init__(self, unit: WorkUnit, context: UnitContext) -> None:
         self.unit, self.context, self.counts = unit, context, Counts()
+        self.shards = list[Shard]()
         self.read: Read = context.source.read
         self.rejected = context.file(rejected_name(unit.index))
         self.sums = context.file(squared_lengths_name(unit.index))
@@ -350,7 +315,7 @@ class UnitPacker:
 
 def pack_unit(
     unit: WorkUnit, context: UnitContext, unit_packer: UnitPacker | None = None
-) -> UnitResult:
+) -> UnitPacker:
     """Read the unit's documents and write its shards, or have `unit_packer` take them."""
     if unit_packer is None and context.run.is_to_tokenize:
         unit_packer = UnitDocuments(unit, context)
@@ -360,11 +325,12 @@ def pack_unit(
         for batch in unit_packer.documents():
             unit_packer.add(batch)
             del batch  # the window holds what goes into rows, and frees it when written
-        shards = unit_packer.close()
+        unit_packer.shards = unit_packer.close()
         unit_packer.rejected.close()
+        unit_packer.sums.close()
     finally:
         unit_packer.abandon()
-    return UnitResult(unit, shards, unit_packer.counts, unit_packer.rejected, unit_packer.sums)
+    return unit_packer
 
 
 class _LeftOutError(Exception):
@@ -492,7 +458,6 @@ class UnitRows(UnitPacker):
         if self._window.tokens:
             self._write(self._window.rows(last=True))
         shards = self._writer.close()
-        self.sums.close()
         self.counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
         return shards
 

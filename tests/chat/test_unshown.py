@@ -115,9 +115,9 @@ def test_fields_that_nobody_reads(folder: Path) -> None:
         "messages.lang": 3, "messages.reasoning_contents": 3,
     }  # fmt: skip
     [line] = [one for one in result.stderr.splitlines() if "neither packer nor" in one]
-    assert "messages.reasoning_contents (3), did you mean reasoning_content?" in line
-    assert "chat_template_kwargs.dat (3), did you mean date?" in line
-    assert "chat_template_kwargs.enable_thinkin (3), messages.lang (3)," in line  # none is near
+    assert "messages.reasoning_contents (3)" in line
+    assert "chat_template_kwargs.dat (3)" in line
+    assert "chat_template_kwargs.enable_thinkin (3), messages.lang (3)," in line
     dumps = TAGS.replace("{{ m.content }}", "{{ m | tojson }}")
     pack("--train-on", "all", template=dumps)
     assert [*check_directory("out")["unread"]] == [
