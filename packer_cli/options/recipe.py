@@ -9,10 +9,8 @@ Paths in a recipe are relative to its folder. Every error names the recipe, and 
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -37,7 +35,6 @@ from packer_cli.options.option import (
 )
 from packer_cli.options.options import ABOUT_MAX_EPOCHS, MAX_EPOCHS, Amount, Mixture, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions, TextField
-from packer_cli.options.shapes import KINDS
 from packer_cli.options.values import COUNT, SHARE
 from packer_cli.storage import is_url, local, read_bytes
 
@@ -286,33 +283,6 @@ def keys_of(*groups: type) -> dict[str, DeclaredOption]:
     return {names.get(option.flag, normal(option.flag)): option for option in options}
 
 
-_TYPED = re.compile(
-    r"(?:--(?:(?:field|role) (?:'[^']*=[^']*'|[^\s,;']+=[^\s,;]+)"
-    rf"|shape (?:{'|'.join(KINDS)})\b|prompt-template (?:none|alpaca|chat)\b) ?)+"
-)
-
-
-def in_terms_of_keys(text: str) -> str:
-    """Return a tip with the keys of a source in place of options that are typed."""
-
-    def keys(match: re.Match[str]) -> str:
-        words, by_key = shlex.split(match[0]), dict[str, list[str]]()
-        for flag, value in zip(words[::2], words[1::2], strict=True):
-            name, is_pair, column = value.rpartition("=")
-            key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
-            text = f"{key} = {json.dumps(column)}" if is_pair else json.dumps(value)
-            by_key.setdefault(normal(flag), []).append(text)
-        keys = [
-            f"{key} = {{{', '.join(values)}}}"
-            if key in ("field", "role")
-            else f"{key} = {values[0]}"
-            for key, values in by_key.items()
-        ]
-        return f"{' and '.join(keys)} in the source{' ' * match[0].endswith(' ')}"
-
-    return _TYPED.sub(keys, text)
-
-
 @dataclass(frozen=True)
 class _File:
     """Values of a recipe, by the fields of option groups. `sources`: the values of each source."""
@@ -487,15 +457,6 @@ def _parsed(path: str) -> Values:
             f"{path}: {str(error).replace('at end of document', place)}",
             'a recipe is TOML in UTF-8: name = "text", number = 4096, list = ["a"], [[source]]',
         ) from None
-    if (odd := next(filter(re.compile("\0").search, _texts(content)), None)) is not None:
-        raise UsageError(f"{path}: {odd!r} holds a NUL", "no name or value has one: leave it out")
+    if "\0" in text or "\\u0000" in text or "\\U00000000" in text:
+        raise UsageError(f"{path}: holds a NUL", "no name or value has one: leave it out")
     return content
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield all keys and texts of a recipe."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _texts(item)

@@ -216,8 +216,7 @@ def test_a_nul_in_a_recipe(folder: Path, place: str) -> None:
     """TOML can write one, and no path, name or option can hold it."""
     recipe = 'tokenizer = "bytes"\n[[source]]\nname = "a"\n"weight" = 1\ninputs = ["data.jsonl"]\n'
     Path("mix.toml").write_text(recipe.replace(place, f"{place[:3]}\\u0000{place[3:]}"))
-    message = f"mix.toml: {place[:3]}\\x00{place[3:]}"
-    assert_error(packer("pack", "mix.toml", "-o", "out"), 2, message.replace("toml: ", "toml: '"))
+    assert_error(packer("pack", "mix.toml", "-o", "out"), 2, "mix.toml: holds a NUL")
 
 
 def test_a_pipe_is_no_recipe(folder: Path) -> None:
