@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels import dealing, plans
 from packer_cli.errors import DataError, UsageError, one_of
-from packer_cli.options.values import plain_int
+from packer_cli.options.option import plain_int
 from packer_cli.records import Int64
 from packer_cli.result.wording import plural
 

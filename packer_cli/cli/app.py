@@ -42,13 +42,13 @@ from packer_cli.errors import (
     visible,
 )
 from packer_cli.options.option import (
+    FLAG,
     DeclaredOption,
     OptionGroup,
     Values,
     options_of,
     refuse_missing,
 )
-from packer_cli.options.values import FLAG
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

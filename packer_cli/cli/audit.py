@@ -21,9 +21,8 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.option import as_option
+from packer_cli.options.option import COUNT, as_option, whole
 from packer_cli.options.run_options import ProgressOptions
-from packer_cli.options.values import COUNT, whole
 
 if TYPE_CHECKING:
     from packer_cli.audit import Audit, AuditedSet, Finding

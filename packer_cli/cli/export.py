@@ -10,9 +10,8 @@ from typer import Option
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, print_note, refuse_name
 from packer_cli.errors import UsageError, one_line
-from packer_cli.options.option import OptionGroup, refuse
+from packer_cli.options.option import OptionGroup, choice, refuse
 from packer_cli.options.run_options import Locking, ProgressOptions, StepOptions
-from packer_cli.options.values import choice
 
 EXPORT_FORMATS = (
     "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "numpy",

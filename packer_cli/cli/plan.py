@@ -17,10 +17,9 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError, named
-from packer_cli.options.option import Values, options_of
+from packer_cli.options.option import SHARE, Values, names, options_of
 from packer_cli.options.options import ALIASES, NAMES, PackConfig
 from packer_cli.options.run_options import EncodingOptions, ProgressOptions, TokenizerOptions
-from packer_cli.options.values import SHARE, names
 
 if TYPE_CHECKING:
     from packer_cli.options.recipe import PackRequest

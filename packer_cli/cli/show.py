@@ -28,9 +28,17 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import UsageError
-from packer_cli.options.option import Rule, as_option, mutually_exclusive, needs, refuse
+from packer_cli.options.option import (
+    WHOLE,
+    Rule,
+    as_option,
+    choice,
+    mutually_exclusive,
+    needs,
+    refuse,
+    whole,
+)
 from packer_cli.options.run_options import ReportOptions, StepOptions
-from packer_cli.options.values import WHOLE, choice, whole
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,9 +18,8 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.option import Rule, mutually_exclusive, refuse
+from packer_cli.options.option import SHARE, Rule, choice, mutually_exclusive, refuse
 from packer_cli.options.run_options import ReportOptions, StepOptions
-from packer_cli.options.values import SHARE, choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

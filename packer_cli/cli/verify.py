@@ -12,8 +12,8 @@ from typer import Argument, Option
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, notes
 from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.options.option import COUNT, whole
 from packer_cli.options.run_options import EncodingOptions, ProgressOptions, Workers
-from packer_cli.options.values import COUNT, whole
 
 
 @dataclass(frozen=True)

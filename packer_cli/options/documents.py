@@ -15,19 +15,21 @@ from typer import Option
 
 from packer_cli.errors import UsageError
 from packer_cli.options.formats import FILE_FORMATS
-from packer_cli.options.option import OptionGroup, Rule, needs
-from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, TRAIN_ON, check_fields
-from packer_cli.options.value_columns import ValueColumn, value_columns_of
-from packer_cli.options.values import (
+from packer_cli.options.option import (
     ARGUMENTS,
     COUNT_OR_SHARE,
     PAIRS,
     SHARE,
     SIZE,
     WHOLE,
+    OptionGroup,
     Pairs,
+    Rule,
     choice,
+    needs,
 )
+from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, TRAIN_ON, check_fields
+from packer_cli.options.value_columns import ValueColumn, value_columns_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

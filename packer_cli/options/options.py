@@ -18,22 +18,20 @@ from typer import Option
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import (
-    OptionGroup,
-    Rule,
-    in_terms_of_fields,
-    mutually_exclusive,
-    options_of,
-    refuse,
-)
-from packer_cli.options.values import (
     COUNT,
     NUMBER,
     SHARE,
     TOKENS,
     WEIGHT,
+    OptionGroup,
+    Rule,
     choice,
+    in_terms_of_fields,
+    mutually_exclusive,
     names,
+    options_of,
     plain_int,
+    refuse,
     whole,
 )
 

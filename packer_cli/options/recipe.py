@@ -23,6 +23,8 @@ from packer_cli.errors import UsageError, from_os_error, nearest
 from packer_cli.options.documents import BY_NAME, DEFAULTS, OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.formats import format_of
 from packer_cli.options.option import (
+    COUNT,
+    SHARE,
     DeclaredOption,
     OptionGroup,
     Rule,
@@ -35,7 +37,6 @@ from packer_cli.options.option import (
 )
 from packer_cli.options.options import ABOUT_MAX_EPOCHS, MAX_EPOCHS, Amount, Mixture, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions, TextField
-from packer_cli.options.values import COUNT, SHARE
 from packer_cli.storage import is_url, local, read_bytes
 
 if sys.version_info >= (3, 11):

@@ -11,8 +11,16 @@ from typing import Annotated
 
 from typer import Option
 
-from packer_cli.options.option import OptionGroup, Rule, as_option, mutually_exclusive, needs
-from packer_cli.options.values import COUNT, choice, whole
+from packer_cli.options.option import (
+    COUNT,
+    OptionGroup,
+    Rule,
+    as_option,
+    choice,
+    mutually_exclusive,
+    needs,
+    whole,
+)
 
 
 def _unheard(message: str) -> None:

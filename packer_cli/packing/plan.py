@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels import best_fit, one_by_one, plans
 from packer_cli.errors import DataError, UsageError, one_of
+from packer_cli.options.option import plain_int
 from packer_cli.options.options import (
     STRATEGIES,
     checked_row_options,
@@ -27,7 +28,6 @@ from packer_cli.options.options import (
     keeps_order,
     takes_input_order,
 )
-from packer_cli.options.values import plain_int
 from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.values import plain_int
+from packer_cli.options.option import plain_int
 from packer_cli.packing.labels import labels_of
 from packer_cli.packing.plan import PackPlan, plan_packing
 from packer_cli.records import HIGHEST_ID, IGNORED, Int64, UInt8, wrong_ids

@@ -39,8 +39,8 @@ from numpy.lib.format import write_array_header_1_0
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, os_errors
+from packer_cli.options.option import plain_int
 from packer_cli.options.options import VIEW_COLUMNS
-from packer_cli.options.values import plain_int
 from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.columns import (
     PARTS,
