@@ -8,7 +8,6 @@ the size of the set, and no size that a file claims is allocated unchecked.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,12 +26,11 @@ import pyarrow.csv
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, from_os_error, named, one_of
 from packer_cli.inputs.byte_streams import open_source
-from packer_cli.inputs.columnar import open_ipc
+from packer_cli.inputs.columnar import ColumnarReader
 from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import MegatronReader
 from packer_cli.inputs.jsonl import JsonlReader
-from packer_cli.inputs.parquet import ParquetReader
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import MASKS
 from packer_cli.records import InputFile, Int64, Slice, offsets_of
@@ -54,7 +52,6 @@ _SEGMENTS = pa.struct([pa.field(*part, nullable=False) for part in _OF_SEGMENTS]
 _AT_ONCE = 1 << 17  # tokens: they fit into the cache of a core with all arrays made from them
 _LONGEST = 1 << 24  # tokens of a row
 _MOST_ROWS = 4096  # decoded together
-_DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
 _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
 _EXPECTED = (
@@ -368,62 +365,27 @@ def _numbered(batches: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any
         first += batch.num_rows
 
 
-def _arrow(file: InputFile, rows: int | None = None) -> SetFile:
-    """Open an Arrow file or stream. `rows` are counted if they are not known."""
-    with _readable(file.path):
-        source, drop = _mapped(file.path)
-        schema, batches_of = open_ipc(source)
-        names, ignored = _chosen(schema, file.path)
-        rows = sum(drop(batch).num_rows for batch in batches_of(())) if rows is None else rows
-
-    def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
-        source, drop = _mapped(file.path)
-        return _numbered(map(drop, open_ipc(source)[1](names)))
-
-    return SetFile(file.path, rows, names, batches, ignored)
-
-
-def _mapped(path: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Open a file, mapped if it is local.
-
-    Returns (source for Arrow, a function that frees the memory before a batch and returns the
-    batch).
-    """
-    if storage.is_url(path):
-        return storage.open_arrow(path), lambda batch: batch
-    with storage.open_bytes(path) as file:
-        if not (size := storage.stat(path).size):
-            raise pa.ArrowInvalid("it is empty")
-        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    source, dropped = pa.BufferReader(pa.py_buffer(mapped)), [0]
-
-    def drop(batch: Any) -> Any:
-        if batch.num_rows < 0:
-            raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
-        if not 0 <= source.tell() - dropped[0] <= _DROP_BYTES:
-            mapped.madvise(mmap.MADV_DONTNEED)
-            dropped[0] = source.tell()
-        return batch
-
-    return source, drop
-
-
-def _parquet(file: InputFile) -> SetFile:
-    """Open a Parquet file, to be decoded a few megabytes at a time."""
-    reader = ParquetReader()
+def _columnar(file: InputFile, rows: int | None = None) -> SetFile:
+    """Open Arrow or Parquet. `rows` of Arrow are counted if they are not known."""
+    reader = reader_for(file.format)
+    assert isinstance(reader, ColumnarReader)  # noqa: S101 by its format
     with _readable(file.path), reader.opened(file) as table:
         names, ignored = _chosen(table.schema, file.path)
-    firsts = offsets_of([group.rows for group in reader.groups(file)])
+        groups = reader.groups(file)
+        if groups is None and rows is None:
+            whole = table.batches(Slice(file.index, 0, None, 0), ["input_ids"], _MOST_ROWS)
+            rows = sum(batch.num_rows for batch in whole)
+    firsts = offsets_of([rows or 0] if groups is None else [group.rows for group in groups])
 
     def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
         with reader.opened(file) as table:
             for number, (first, end) in enumerate(pairwise(firsts.tolist())):
-                wanted = spans[(spans[:, 1] > first) & (spans[:, 0] < end), 1]
+                stops = spans[(spans[:, 1] > first) & (spans[:, 0] < end), 1]
                 group = Slice(file.index, number, number + 1, 0)
-                decoded = table.batches(group, names, _MOST_ROWS) if len(wanted) else ()
+                decoded = table.batches(group, names, _MOST_ROWS) if len(stops) else ()
                 for at, batch in _numbered(decoded, first):
                     yield at, batch
-                    if at + batch.num_rows >= wanted[-1]:
+                    if at + batch.num_rows >= stops[-1] < end:
                         break
 
     return SetFile(file.path, int(firsts[-1]), names, batches, ignored)
@@ -667,7 +629,7 @@ def _result(name: str, tokens: Sequence[str]) -> AuditedSet:
     files = [
         SetFile(packed.place_of(shard.file), shard.rows, names, partial(complete, packed, shard))
         if isinstance(packed, View)
-        else _arrow(input_file(0, storage.join(name, shard.file), DocumentConfig()), shard.rows)
+        else _columnar(input_file(0, storage.join(name, shard.file), DocumentConfig()), shard.rows)
         for shard in facts.shards
     ]
     return AuditedSet(
@@ -701,7 +663,7 @@ def _documents_in(folder: Path) -> list[SetFile]:
 
 
 _OPENS: dict[str, Callable[[InputFile], SetFile]] = {
-    "arrow": _arrow, "parquet": _parquet, "jsonl": _json, "json": _json, "megatron": _indexed,
+    "arrow": _columnar, "parquet": _columnar, "jsonl": _json, "json": _json, "megatron": _indexed,
 }  # fmt: skip
 
 
