@@ -146,14 +146,14 @@ class Composer:
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
         naming = Naming(self._config.message_keys, dict(self._config.roles))
         texts, numbers = known_texts(self._shape, self._config), list[int]()
-        of_messages = _of_messages(self._config)
-        values = [_values_of(Document("", []), self._config)] if of_messages else []
+        of_messages = message_columns(self._config)
+        names = [column.name for column in of_messages]
+        values = [values_of_messages(Document("", []), of_messages)]
         for number, record in enumerate(records.fields or []):
             position = int(records.positions[number])
             try:
                 fields = _named(record, naming, texts)
-                if of_messages:
-                    names = [column.name for column in of_messages]
+                if names:
                     fields = {name: with_noted(value, names) for name, value in fields.items()}
                 if self._template is not None:
                     limits.begin_record()
@@ -167,7 +167,7 @@ class Composer:
                     raise _ContentError(_unshown_text(parts[-1]), UNSHOWN_TIP)
                 self._count_unread(fields, parts[-1], unread)
                 part_values = [
-                    _values_of(document, self._config) for document in parts if of_messages
+                    values_of_messages(document, of_messages) for document in parts if names
                 ]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or FIX
@@ -224,7 +224,8 @@ class Composer:
             is_possible = self._specials.may_be_in(parsed.text)
             return self._specials.in_record(parsed.text) if is_possible else []
         in_parts = any(type(message.get("content")) is list for message in parsed.messages)
-        if self._specials.may_be_in(_content(parsed) if in_parts else _given(parsed)):
+        given: Any = (parsed.messages, parsed.tools, parsed.arguments)
+        if self._specials.may_be_in(_content(parsed) if in_parts else given):
             return self._specials.in_record(_content(parsed))
         return []
 
@@ -296,10 +297,6 @@ def _named(fields: dict[str, Any], naming: Naming, texts: Collection[str]) -> di
         if fields.get(name) is not None and not is_known_value(name, fields[name]):
             fields = {**fields, name: None}
     return fields
-
-
-def _given(conversation: Conversation) -> tuple[Any, Any, Any]:
-    return conversation.messages, conversation.tools, conversation.arguments
 
 
 def _content(conversation: Conversation) -> list[Any]:
@@ -418,23 +415,17 @@ def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> Int3
     return counts
 
 
-def _of_messages(config: DocumentConfig) -> list[ValueColumn]:
+def message_columns(config: DocumentConfig) -> list[ValueColumn]:
     """Return the columns of values that messages have."""
     return [column for column in config.value_columns.values() if column.of == MESSAGE]
 
 
-def values_of_messages(documents: list[Document], config: DocumentConfig) -> Columns:
-    """Return the values of messages, by name [spans], of the spans of all documents.
+def values_of_messages(document: Document, columns: list[ValueColumn]) -> Columns:
+    """Return the values of messages in these columns, by name [spans], for each span of a document.
 
     Raises MalformedError.
     """
-    return _end_to_end([_values_of(document, config) for document in documents])
-
-
-def _values_of(document: Document, config: DocumentConfig) -> Columns:
-    """Return the values of messages of one document, as `values_of_messages`."""
     spans = [None] if document.spans is None else document.spans
-    columns = _of_messages(config)
     values = {
         column.name: np.zeros((len(spans), *column.dtype.shape), column.dtype.base)
         for column in columns

@@ -174,12 +174,14 @@ def _fitting(
 
 
 def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig) -> Documents:
-    from packer_cli.chat.documents import byte_spans, values_of_messages  # noqa: PLC0415 jinja2 is slow
-
-    own = [document]
-    return documents_of(
-        [document.text], byte_spans(own, values_of_messages(own, config)), tokenizer
+    from packer_cli.chat.documents import (  # noqa: PLC0415 jinja2 is slow
+        byte_spans,
+        message_columns,
+        values_of_messages,
     )
+
+    values = values_of_messages(document, message_columns(config))
+    return documents_of([document.text], byte_spans([document], values), tokenizer)
 
 
 def _replaced(batch: Documents, fitted: dict[int, Documents]) -> tuple[Documents, Loss]:

@@ -77,6 +77,7 @@ _Mask = list[bool | Annotated[int, msgspec.Meta(ge=0, le=1)]]
 _Streams = dict[str, list[float] | None]
 _NOTHING = msgspec.Raw(b"[]")
 _NULL = b"null"
+_ROOTED = "expected a way to a root"
 _Talk = tuple[list[Any], Any]  # messages and tools
 
 
@@ -546,30 +547,19 @@ def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
                 f"{where}, node {number}: parent is {parent!r}, expected the number of a node, "
                 f"0 to {len(parents) - 1}"
             )
-    _check_ends(parents, where)
-    inner, paths = {*parents}, list[list[int]]()
-    for leaf in range(len(parents)):
-        if leaf not in inner:
-            path, at = list[int](), leaf
-            while at is not None:
-                path.append(at)
-                at = parents[at]
-            paths.append(path[::-1])
-    return paths
-
-
-def _check_ends(parents: Sequence[int | None], where: str) -> None:
-    """Raise ValueError if the way from a node does not end at a root."""
-    ending = set[int]()
-    for node in range(len(parents)):
-        at: int | None = node
-        way = set[int]()
-        while at is not None and at not in ending:
-            if at in way:
-                raise _TraceError(f"{where}, node {at} is in a cycle, expected a way to a root")
-            way.add(at)
+    inner, paths, reached = {*parents}, list[list[int]](), set[int]()
+    for leaf in (node for node in range(len(parents)) if node not in inner):
+        path, at = list[int](), leaf
+        while at is not None and len(path) <= len(parents):
+            path.append(at)
             at = parents[at]
-        ending |= way
+        if at is not None:
+            raise _TraceError(f"{where}, node {leaf} leads into a cycle, {_ROOTED}")
+        paths.append(path[::-1])
+        reached.update(path)
+    if unreached := {*range(len(parents))} - reached:
+        raise _TraceError(f"{where}, node {min(unreached)} is in a cycle, {_ROOTED}")
+    return paths
 
 
 def _check_length(place: str, name: str, found: int, size: int, other: str) -> None:
