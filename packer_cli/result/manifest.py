@@ -372,8 +372,6 @@ def _config(given: Any, kind: type[DocumentConfig]) -> DocumentConfig:
         raise ValueError(f"config: {error}") from error
     if "shape" not in given:
         raise ValueError("config: has no shape")
-    if isinstance(config, PackConfig) and [*config.columns] != [*given.get("columns", ())]:
-        raise ValueError(f"config: columns are {', '.join(given.get('columns', ()))}")
     return config
 
 
@@ -516,14 +514,10 @@ def other_side(name: str, manifest: Result) -> str | None:
     lies by itself.
     """
     side = manifest.side if isinstance(manifest, Manifest) else None
-    named = name.rstrip("/")
-    if not storage.is_url(name) and os.path.basename(named) != side:
-        named = os.path.abspath(name)
-    folder, _, last = named.rpartition("/")
+    folder, _, last = storage.absolute(name).rstrip("/").rpartition("/")
     if side is None or last != side:
         return None
-    other = VALIDATION if side == TRAIN else TRAIN
-    return f"{folder}/{other}" if folder or named.startswith("/") else other
+    return storage.shown(f"{folder}/{VALIDATION if side == TRAIN else TRAIN}")
 
 
 def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:

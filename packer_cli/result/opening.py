@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,25 +116,9 @@ def _listed(tokens: Paths | None) -> list[str | os.PathLike[str]]:
 def tokens_of_each(
     paths: Sequence[str | os.PathLike[str]], tokens: Paths | None
 ) -> list[Paths | None]:
-    """Distribute tokenized directories to the results that are views of them. A single result gets
-    all.
-
-    Raises UsageError for a directory without a view.
-    """
-    if not tokens or len(paths) == 1:
-        return [tokens for _ in paths]
-    digests = {os.fspath(path): digest(open_tokenized(path).path / MANIFEST)[1]
-               for path in _listed(tokens)}  # fmt: skip
-    distributed = list[Paths | None]()
-    for facts in map(load, paths):
-        inputs = {one.sha256 for one in facts.inputs} if facts.config.view else ()
-        distributed.append([name for name, sha256 in digests.items() if sha256 in inputs])
-    if unused := digests.keys() - set(chain.from_iterable(map(_listed, distributed))):
-        raise UsageError(
-            f"tokens: none of the results is a view of {min(unused)}",
-            "give the tokenized directories that the views were packed from",
-        )
-    return distributed
+    """Give tokenized directories to those of several results that are views; each takes its own."""
+    is_single = len(paths) == 1
+    return [tokens if is_single or (tokens and load(path).config.view) else None for path in paths]
 
 
 # --- views
@@ -254,19 +237,10 @@ class View(PackedDirectory):
 def _directories(
     view: Path, facts: Manifest, given: Sequence[str | os.PathLike[str]]
 ) -> dict[int, TokenizedDirectory]:
-    """Open the tokenized directories of a view, by the numbers of the inputs."""
-    expected = {one.sha256 for one in facts.inputs}
-    opened: dict[str, TokenizedDirectory] = {}
-    for name in given:
-        directory = open_tokenized(name)
-        sha256 = digest(directory.path / MANIFEST)[1]
-        if sha256 not in expected:
-            raise DataError(
-                f"{name}: is not a tokenized directory of the view {view}: the sha256 of its "
-                f"manifest is {sha256}, expected {' or '.join(sorted(expected))}",
-                "give the one that the view was packed from",
-            )
-        opened[sha256] = directory
+    """Open the tokenized directories of a view, by the numbers of the inputs. Of those `given`,
+    others are ignored.
+    """
+    opened = {digest(one.path / MANIFEST)[1]: one for one in map(open_tokenized, given)}
     for one in facts.inputs:
         if one.sha256 not in opened:
             opened[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256))
@@ -281,15 +255,15 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
     whether it is the right one. Raises DataError if there is none.
     """
     recorded, problem = Path(path), "is gone"
-    folder, parts = storage.shown(str(recorded.parent)), recorded.parts[1:]
-    ends = [Path(*parts[first:]) for first in range(len(parts) - 1)]
-    folders = view.absolute(), *view.absolute().parents
-    moved = (above / end for above in folders for end in ends)
-    for place in dict.fromkeys([recorded, *moved]):
-        if storage.is_file(str(place)):
-            if digest(place)[1] == expected:
-                return Path(storage.shown(str(place.parent)))
-            problem = "has changed"
+    folders, parts = (view.absolute(), *view.absolute().parents), recorded.parts
+    moved = (
+        above.joinpath(*parts[first:]) for above in folders for first in range(1, len(parts) - 1)
+    )
+    for place in filter(os.path.isfile, (recorded, *moved)):
+        if digest(place)[1] == expected:
+            return Path(storage.shown(str(place.parent)))
+        problem = "has changed"
+    folder = storage.shown(str(recorded.parent))
     raise DataError(
         f"{view}: its tokenized directory {folder} {problem}: expected its {MANIFEST} with the "
         f"sha256 {expected}",
