@@ -29,10 +29,10 @@ from packer_cli.reports import Aligned, Cell, Report, Section, Table
 from packer_cli.reports.terminal import is_plain
 from packer_cli.result.columns import as_numbers, rows_of, segments_of, values_in
 from packer_cli.result.layout import short_name
-from packer_cli.result.opening import Origin, Origins, input_origin, origin_as_json, sound_rows
+from packer_cli.result.opening import Origin, Origins, input_origin, origin_as_json, sound_row
 from packer_cli.result.reader import Joined, PackedDirectory
 from packer_cli.result.rules import sources_of
-from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
+from packer_cli.result.tokenized import TokenizedDirectory, Tokens
 from packer_cli.result.wording import plural, value
 from packer_cli.steps import Order, Schedule, Steps, StepSizes, row_costs
 from packer_cli.storage import read_bytes
@@ -118,7 +118,7 @@ def pick(row: Shown, segment: int) -> list[Segment]:
 def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None) -> Shown:
     """Find a row and take it apart. DataError when its shard is missing or damaged."""
     shard, in_shard = packed.find(index)
-    batch = sound_rows(packed, np.array([index]))
+    batch = sound_row(packed, index)
     trained, ids = None, rows_of(batch.column("input_ids"))[0]
     begins, lengths, _ = segments_of(batch)
     if "labels" in batch.schema.names:
@@ -146,12 +146,6 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
     number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
     shard, facts = tokenized.shards[number], tokenized.facts
     file, position = tokenized.places(np.array([index], np.int64))[:, 0].tolist()
-    if not 0 <= file < len(facts.inputs):
-        raise DataError(
-            f"{tokenized.path / shard.file}: document {index} is of input {file}, the manifest "
-            f"has {len(facts.inputs)}",
-            AGAIN,
-        )
     length, first = tokenized.lengths[index : index + 1], np.zeros(1, np.int32)
     trained = tokens.trained_of(np.array([index]), first, length)
     flags = trained_flags(trained, np.zeros(1, np.int64), int(length[0]))

@@ -26,7 +26,7 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_line
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
-from packer_cli.options.options import PADDED_BOUNDARIES
+from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
 from packer_cli.options.shapes import TRACE
 from packer_cli.records import (
     FILE,
@@ -38,7 +38,7 @@ from packer_cli.records import (
     offsets_of,
     record_position,
 )
-from packer_cli.result.columns import PADDED, rows_per_batch
+from packer_cli.result.columns import PADDED, PARTS, rows_per_batch
 from packer_cli.result.layout import MANIFEST, Shard, digest
 from packer_cli.result.manifest import TOKENIZED, Input, Manifest, load
 from packer_cli.result.reader import (
@@ -52,7 +52,7 @@ from packer_cli.result.reader import (
 )
 from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources, segments_in
 from packer_cli.result.shard_writer import fill_rows, values_in_rows
-from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
+from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _PROBLEMS = {  # by the codes of `gathering.find_pieces`
@@ -189,7 +189,7 @@ class View(PackedDirectory):
 
     def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
         """Columns that are stored alone are not filled, nor checked."""
-        if all(name in self.stored_columns or name in in_parts(["segments"]) for name in columns):
+        if all(name in VIEW_COLUMNS or name in PARTS for name in columns):
             return super()._gathered(mapped, rows, columns)
         return self._filled(mapped, rows, columns)[0]
 
@@ -362,20 +362,13 @@ class Origins:
         tokenized = self._tokenized_in(number)
         if tokenized is None:
             return [Origin(folder, at, "document", 0) for at in positions.tolist()]
-        facts = tokenized.facts
-        origins = []
-        for document, file, place in zip(
-            positions.tolist(), *tokenized.places(positions).tolist(), strict=True
-        ):
-            if not 0 <= file < len(facts.inputs):
-                raise DataError(
-                    f"{tokenized.path / MANIFEST}: document {document} is of input {file}, the "
-                    f"manifest has {len(facts.inputs)}",
-                    AGAIN,
-                )
-            first = input_origin(facts.inputs[file], facts.config, place)
-            origins.append(replace(first, tokenized=(folder, document)))
-        return origins
+        facts, places = tokenized.facts, tokenized.places(positions).tolist()
+        return [
+            replace(
+                input_origin(facts.inputs[file], facts.config, place), tokenized=(folder, document)
+            )
+            for document, file, place in zip(positions.tolist(), *places, strict=True)
+        ]
 
     def _tokenized_in(self, number: int) -> TokenizedDirectory | None:
         """Return the tokenized directory that is an input, if it is still the one that the rows
@@ -406,28 +399,19 @@ def input_origin(one: Input, config: DocumentConfig, position: int) -> Origin:
     return Origin(one.name, record, unit, 0, turn=turn, turn_is=turn_is)
 
 
-def sound_rows(packed: PackedDirectory, rows: Int64, columns: Sequence[str] | None = None) -> Any:
-    """Copy rows into a batch whose segments can be located.
-
-    columns  only these of the stored columns; None: complete rows
-
-    Raises DataError for the first row that is damaged.
-    """
-    limits = RowLimits.of(packed.facts)
-    if columns is not None and PADDED_BOUNDARIES not in columns:  # as in views
-        limits = replace(limits, segment_multiple=1)
+def sound_row(packed: PackedDirectory, number: int) -> Any:
+    """Copy a row into a batch whose segments can be located. Raises DataError if it is damaged."""
     cause: Exception | None = None
     try:
-        batch = packed.take(rows, columns)
-        broken = broken_boundaries(batch, limits)
+        batch = packed.take([number])
+        broken = broken_boundaries(batch, RowLimits.of(packed.facts))
         if not broken and "segments" in batch.schema.names:
             broken = broken_sources(batch, np.arange(len(packed.facts.inputs)))
         if not broken:
             return batch
-        number, reason = int(rows[broken[0].row]), f"{broken[0].rule}{broken[0].detail}"
+        reason = f"{broken[0].rule}{broken[0].detail}"
     except (ValueError, KeyError, pa.ArrowException) as error:
-        cause, number = error, int(rows[0])
-        reason = str(error).removeprefix(f"row {number}: ")  # it has another number in its shard
-    shard, row = packed.find(number)
+        cause, reason = error, str(error).removeprefix(f"row {number}: ")
+    shard, row = packed.find(number)  # where it has another number
     place = f"{packed.path / shard.file}: row {row}"
     raise DataError(f"{place}: is damaged: {reason}", PACK_AGAIN) from cause

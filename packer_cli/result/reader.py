@@ -40,7 +40,6 @@ from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, os_errors
 from packer_cli.options.option import plain_int
-from packer_cli.options.options import VIEW_COLUMNS
 from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.columns import (
     PARTS,
@@ -461,12 +460,6 @@ class PackedDirectory(Stored, RowReader):
     def _mapped(self) -> Mapped:
         """Shards that this process has mapped for `gather`."""
         return Mapped.of(self._rows_as_stored)
-
-    @property
-    def stored_columns(self) -> list[str]:
-        """Columns that shards have; a view has few of the manifest's."""
-        config = self.facts.config
-        return [*VIEW_COLUMNS] if config.view else [*config.columns]
 
     def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
         """Return `mapped` with the shard of a row, which it lacks."""

@@ -185,7 +185,7 @@ class TokenizedDirectory(Stored):
         """Return (file, position) of n documents, int64[2, n]: the input by its number in the
         manifest, and POSITION of `records.Documents`. Each shard is read once.
 
-        Raises DataError for a number that no document has.
+        Raises DataError for a number that no document has, and for an input that is none.
         """
         absent = documents[(documents < 0) | (documents >= len(self))]
         if len(absent):
@@ -200,6 +200,11 @@ class TokenizedDirectory(Stored):
             table = pa.Table.from_batches(self.stored(self.shards[number]))
             for row, name in enumerate(("file", "position")):
                 places[row, here] = table[name].to_numpy()[documents[here] - self.firsts[number]]
+        inputs = len(self.facts.inputs)
+        for at in np.flatnonzero((places[0] < 0) | (places[0] >= inputs))[:1].tolist():
+            path = self.path / self.shards[of_shard[at]].file
+            text = f"document {documents[at]} is of input {places[0, at]}, there are {inputs}"
+            raise DataError(f"{path}: {text}", AGAIN)
         return places
 
 

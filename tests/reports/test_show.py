@@ -318,9 +318,7 @@ def test_rows_say_where_their_documents_were_first() -> None:
 def test_damaged_documents() -> None:
     rewrite("documents", lambda columns: columns["file"].__setitem__(0, 5))
     name = arrow_file("documents").name
-    assert_error(
-        packer("show", "out"), 1, f"out/{name}: document 0 is of input 5, the manifest has"
-    )
+    assert_error(packer("show", "out"), 1, f"out/{name}: document 0 is of input 5, there are")
     rewrite("documents", lambda columns: columns["input_ids"].__setitem__(0, [1]))
     assert_error(packer("show", "out"), 1, "out/")
 
