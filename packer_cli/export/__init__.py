@@ -208,9 +208,8 @@ def new_directory(
 ) -> Iterator[Path]:
     """Make an empty folder that becomes `output` at the end; on failure nothing is left.
 
-    `details`: what the marker records about the export; None: there is no marker, and no export
-    replaces it. Raises UsageError for an output that must not be replaced, InUseError if another
-    export is writing to it.
+    `details`: what the marker records; None: no marker, so no export replaces it. Raises UsageError
+    for an output that must not be replaced, InUseError if another export is writing to it.
     """
     real, options = Path(os.path.realpath(output)), RunOptions(no_lock=no_lock)
     refuse([
@@ -252,9 +251,7 @@ def new_directory(
 
 
 def _settle(real: Path, new: Path, old: Path) -> None:
-    """Put an export that was being replaced back in its place, or remove it if it was replaced;
-    remove what was not finished.
-    """
+    """Put an export that was being replaced back in its place, and remove what was not finished."""
     if old.exists() and not (real.exists() and os.listdir(real)):
         os.rename(old, real)
     for path in filter(Path.exists, (new, old)):
@@ -319,9 +316,7 @@ def _sizes_below(export: Path) -> dict[str, int]:
 
 
 def _refuse_foreign(export: Path) -> None:
-    """Raise UsageError if an export holds what its marker does not list, or lists with another
-    size. Without a marker it is half made, in packer's own folder.
-    """
+    """Raise UsageError for what an export's marker does not list. Without one it is half made."""
     if (listed := _listed(export)) is None:
         return
     folders = {str(parent) for name in listed for parent in Path(name).parents}

@@ -173,10 +173,7 @@ def arrow(values: Any) -> Any:
 
 
 def lists(offsets: Int64, values: Any) -> Any:
-    """An Arrow list array; `offsets` int64[rows + 1] into `values`.
-
-    Raises DataError for more values than offsets of 32 bits can count.
-    """
+    """An Arrow list array; `offsets` int64[rows + 1]. Raises DataError for too many values."""
     if len(values) > _MOST_VALUES:
         raise DataError(
             f"documents of {len(values)} tokens are too long for this format",

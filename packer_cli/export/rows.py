@@ -90,11 +90,9 @@ def units(packed: PackedDirectory, read: Read) -> Iterator[list[Shard]]:
 
 
 def batches(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Any]:
-    """Yield the record batches of all shards, mapped and compared with the manifest; or copies of
-    all rows in an `order`, int64[rows].
+    """Yield the record batches of all shards, mapped, or copies of rows in an `order`, int64[rows].
 
-    Raises DataError for a damaged shard, and if a shard has more or fewer segments or tokens than
-    the manifest says, so no token is lost unnoticed.
+    Raises DataError if a shard is damaged, or has lost segments or tokens that the manifest counts.
     """
     if order is None:
         for shard in packed.facts.shards:
@@ -208,9 +206,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[UnpaddedRows]:
 
 
 def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[Int64, _Pieces]:
-    """Return the segments of a unit, and a function that gives (ids, labels, values) of segments
-    by their numbers.
-    """
+    """Return the segments of a unit, and a function of segments' numbers: (ids, labels, values)."""
     unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
     places = []
     for number, batch in enumerate(unit):
@@ -257,9 +253,7 @@ def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Piece
 
 
 def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[UnpaddedRows]:
-    """Yield the documents of a tokenized directory, those of a record batch at a time, with labels
-    if the directory records which tokens are trained on. Raises DataError for a damaged shard.
-    """
+    """Yield the documents of a tokenized directory, a record batch at a time. Raises DataError."""
     for number, shard in enumerate(tokenized.shards):
         for batch, _ in sound_batches(tokenized, number):
             ids, offsets = lists_of(batch, "input_ids")

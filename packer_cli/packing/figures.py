@@ -21,10 +21,7 @@ _NEAR = 20  # lengths within one part in so many of a row's median are nearly on
 
 
 def squared_sums(lengths: Int32 | Int64, row_offsets: Int64) -> Int64:
-    """Return the sum of squared segment lengths of each row, its cost of attention, int64[rows].
-
-    Row r has the segments row_offsets[r]..row_offsets[r + 1].
-    """
+    """Return the sum of squared segment lengths of each row, its cost of attention, int64[rows]."""
     of_rows: Int64 = np.diff(offsets_of(np.square(lengths, dtype=np.int64))[row_offsets])
     return of_rows
 
@@ -61,9 +58,7 @@ def cost_spread(rows: int, total: int, squares: int, most: int) -> dict[str, flo
 
 
 def deviations(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[int, int]:
-    """Return the sum of squared lengths, and the sum of squared deviations from the mean of the
-    row. The latter is rounded to a whole number in each row.
-    """
+    """Return the sums of squared lengths, and of squared deviations from the mean of each row."""
     lengths = lengths.astype(np.int64)
     squares = np.add.reduceat(lengths * lengths, row_offsets[:-1])
     tokens, size = np.add.reduceat(lengths, row_offsets[:-1]), np.diff(row_offsets)
@@ -75,8 +70,7 @@ def deviations(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[int, int]:
 def length_spread(squares: int, in_rows: int, tokens: int, segments: int, rows: int) -> float:
     """Return the standard deviation of lengths in a row over that in the data: 1 for random rows.
 
-    NaN if all rows have one segment, or all lengths are equal. `squares` and `in_rows` are the two
-    sums that `deviations` returns.
+    NaN if all rows have one segment, or all lengths are equal. First two: sums of `deviations`.
     """
     of_data = squares * segments - tokens * tokens
     if segments <= rows or of_data <= 0:
@@ -85,9 +79,7 @@ def length_spread(squares: int, in_rows: int, tokens: int, segments: int, rows: 
 
 
 def near_median(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
-    """For each row with `FEWEST` segments or more: count the segments within 5% of the row's median
-    length, and all its segments. int64[m] each.
-    """
+    """Count, in rows of `FEWEST` segments or more, those near the median, and all, int64[m]."""
     size = np.diff(row_offsets)
     row = np.repeat(np.arange(len(size)), size)
     ordered = row << _LENGTH_BITS | lengths
@@ -101,9 +93,7 @@ def near_median(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int6
 
 
 def from_one_input(files: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
-    """For each row with `FEWEST` segments or more: count the segments from the input that has most
-    of them, and all its segments. int64[m] each.
-    """
+    """Count, in rows of `FEWEST` segments or more, the main input's and all, int64[m]."""
     size = np.diff(row_offsets)
     row = np.repeat(np.arange(len(size)), size)
     key = row * (int(files.max(initial=0)) + 1) + files

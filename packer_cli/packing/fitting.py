@@ -27,10 +27,7 @@ MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with in
 
 @dataclass
 class Loss:
-    """Documents and tokens that are left out; `..._trained_tokens` count trained tokens only.
-
-    Dropped documents include the untrained ones.
-    """
+    """Documents and tokens that are left out. Dropped documents include the untrained ones."""
 
     truncated_documents: int = 0
     truncated_tokens: int = 0
@@ -169,10 +166,7 @@ def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "ri
 
 
 def without_untrained(pieces: Pieces, trained: UInt8) -> tuple[Pieces, Untrained]:
-    """Remove the pieces of documents in which no token is trained on, and return these documents.
-
-    trained  uint8[T], of the batch that the pieces were cut from
-    """
+    """Remove documents without a token to train on. `trained`: uint8[T] of their batch."""
     is_untrained = trained_tokens(trained, pieces.begin, pieces.begin + pieces.length) == 0
     if not is_untrained.any():
         return pieces, Untrained()
@@ -185,8 +179,8 @@ def without_untrained(pieces: Pieces, trained: UInt8) -> tuple[Pieces, Untrained
 
 
 def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length: int) -> Pieces:
-    """Remove the pieces of documents that are longer than a row, unless all of the document is
-    trained on: otherwise part of an answer would be trained on without its question.
+    """Remove documents longer than a row, unless all of them is trained on: otherwise part of an
+    answer would be trained on without its question.
     """
     lengths = np.diff(offsets)
     predicted = trained_tokens(trained, offsets[:-1], offsets[1:])

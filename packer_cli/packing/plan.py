@@ -272,9 +272,8 @@ _mixed = _best_fit(best_fit.mixed_best_fit)
 
 
 def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> RowOrder:
-    """Mix lengths in rows, unless best-fit decreasing needs over 0.3% and one row fewer.
-
-    Lengths that fill rows in only a few ways leave mixed rows emptier.
+    """Mix lengths in rows, unless best-fit decreasing needs over 0.3% and one row fewer, as with
+    lengths that fill rows in only a few ways.
     """
 
     def nearly(rows: int) -> int:
@@ -379,10 +378,9 @@ class Planner:
         return planned if visit is None else planned._replace(order=visit[planned.order])
 
     def balanced(self, lengths: Int32, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
-        """Exchange pieces between rows until the cost of attention is more even.
+        """Exchange pieces between rows until attention costs are more even; rows stay as full.
 
-        Each row stays as full as it was. Pieces that moved come first in their rows. Returns the
-        new order and row_offsets.
+        Pieces that moved come first in their rows. Returns the new order and row_offsets.
         """
         moved, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
         plans.balance_rows(

@@ -152,10 +152,7 @@ class _FlatSequences:
 
 
 def _flat(sequences: Sequence[Any], name: str) -> tuple[Int64, Int64]:
-    """Return the values int64[T] and lengths int64[n] of integer sequences.
-
-    `name`: "sequence" or "labels", for errors.
-    """
+    """Return the values int64[T] and lengths int64[n] of sequences; errors call them by `name`."""
     if isinstance(sequences, str) or not hasattr(sequences, "__iter__"):
         kind = type(sequences).__name__
         raise UsageError(

@@ -138,11 +138,8 @@ def evened_out(
     """Order the rows of a mixture so that each kind comes in turn: in a random order, a few rows in
     sequence often have too much of one source. lengths, source: of each piece.
 
-    1. Sort rows by the source that has most of their tokens, and by its share.
-    2. Place row i at the fractional part of i times the golden ratio: such places of neighbours lie
-       evenly between 0 and 1.
-
-    Returns the new order and row_offsets.
+    Rows are sorted by their main source and its share; row i goes to the fractional part of i times
+    the golden ratio: such places of neighbours lie evenly between 0 and 1.
     """
     rows, sources = len(row_offsets) - 1, int(source.max(initial=0)) + 1
     row = np.repeat(np.arange(rows), np.diff(row_offsets))

@@ -121,10 +121,7 @@ class Planning:
     def plan(
         self, inputs: list[str], configs: Sequence[PackConfig], tokenizer: str | None = None
     ) -> Plan:
-        """Plan the outcome of `inputs` with each of `configs`.
-
-        configs  differ in max_length and strategy only
-        """
+        """Plan the outcome of `inputs` with each of `configs`: several lengths and strategies."""
         begin_stdin()
         discovered = find_inputs(inputs, configs[0], self.options.notify)
         run = resolve_run(discovered, configs[0], tokenizer, self.options)
@@ -220,9 +217,7 @@ def _refuse_stale(to: Path, run: RunPlan, recipe: str) -> None:
 
 @dataclass(frozen=True)
 class _PlanPass:
-    """One pass over the inputs: work units, the parts that are planned, and all configurations with
-    these units.
-    """
+    """A pass over the inputs: work units, planned parts, and configurations with these units."""
 
     units: tuple[WorkUnit, ...]
     parts: list[SamplePart]
@@ -287,10 +282,7 @@ def _check(config: PackConfig, planned: Sequence[tuple[PlannedTotals, int]]) -> 
 def _outcome_of(
     config: PackConfig, plans: Sequence[PartPlan], place: int, pass_: _PlanPass
 ) -> Outcome:
-    """Add up the plans of all units, or estimate them from some parts.
-
-    place  of the configuration in the plans
-    """
+    """Add up the plans of all units, or estimate them from some. `place`: of the configuration."""
     planned, share = [plan.planned[place] for plan in plans], pass_.share
     counted = min(len(plans), len(pass_.units)), len(pass_.units)
     if share == 1:
@@ -354,7 +346,7 @@ def _error_of_ratio(
 
 
 class PlannedTotals(Counts):
-    """Counts of the planned result of one configuration; those of units add up.
+    """Counts of the planned result of one configuration; they add up over units.
 
     shards, bytes  number of files, and their size
     attention      the sum of the squared segment lengths
@@ -390,10 +382,8 @@ class PlannedTotals(Counts):
 
 @dataclass(frozen=True)
 class PartPlan:
-    """Plan of a part, for each configuration.
-
-    weight  bytes of text that the counts stand for
-    copies  number of times that the documents were planned
+    """Plan of a part, for each configuration. `weight`: bytes of text that the counts stand for;
+    `copies`: how often the documents were planned.
     """
 
     weight: float
@@ -404,13 +394,8 @@ class PartPlan:
 def plan_part(
     context: UnitContext, configs: Sequence[PackConfig], full: float, part: SamplePart
 ) -> PartPlan:
-    """Plan, in a worker, the rows that `pack_unit` writes with each of the configurations.
-
-    configs  differ in nothing that concerns documents
-    full     bytes of text to repeat the documents of a smaller part to
-    part     the slices that are read
-
-    Raises the errors of `pack_unit`.
+    """Plan, in a worker, the rows that `pack_unit` writes with each of the configurations, which
+    differ in nothing that concerns documents. `full`: bytes of text to repeat a smaller part to.
     """
 
     def plan(unit: WorkUnit, context: UnitContext) -> PartPlan:

@@ -37,9 +37,8 @@ Unit = TypeVar("Unit", WorkUnit, int)
 
 @dataclass(frozen=True)
 class SamplePart:
-    """A work unit, or a smaller unit that stands for one.
-
-    limits  slice -> share of it that is read, from its beginning; empty: all slices are read whole
+    """A work unit, or a smaller one that stands for it. `limits`: shares of slices that are read,
+    from their beginning; empty: all of them.
     """
 
     unit: WorkUnit
@@ -89,9 +88,7 @@ def sampled(
 ) -> list[SamplePart]:
     """Choose the parts to plan in the place of `units`, spread evenly by the seed of `config`.
 
-    share  of the bytes to read, about; None: all
-
-    Returns all work units if the inputs are stdin or too small for a sample.
+    Returns all units if no `share` is asked for, and of stdin and of inputs that are too small.
     """
     if share is None or any(file.path == STDIN for file in files):
         return _whole(units)

@@ -182,9 +182,7 @@ def flat(kind: Any, values: Any) -> Any:
 
 
 def ragged(kind: Any, offsets: Int32, parts: Sequence[Any]) -> Any:
-    """Make a list column: row r has the values offsets[r] .. offsets[r + 1] of `parts`, which are
-    the fields of its structs, or one array of plain values.
-    """
+    """Make a list column of offsets and one array of values, or one for each field of structs."""
     if pa.types.is_struct(kind.value_type):
         children = [flat(kind.value_type.field(i).type, part) for i, part in enumerate(parts)]
         size = len(parts[0])
@@ -199,9 +197,7 @@ def ragged(kind: Any, offsets: Int32, parts: Sequence[Any]) -> Any:
 
 
 def values_type(kind: Any) -> np.dtype[Any]:
-    """Return the numpy type of a value in the lists of an Arrow column. If each value is a list of
-    K, it has K as shape.
-    """
+    """Return the numpy type of a value in a list column, of shape (K,) if it is a list of K."""
     item, shape = kind.value_type, tuple[int, ...]()
     if pa.types.is_fixed_size_list(item):
         item, shape = item.value_type, (item.list_size,)
@@ -283,10 +279,7 @@ def check_defaults(columns: Mapping[str, ValueColumn], config: DocumentConfig) -
 
 
 def default_of(column: ValueColumn) -> Any:
-    """Return the value that `--carry-default` gives a column, as it is stored; None without one.
-
-    Raises UsageError for an invalid value.
-    """
+    """Return the stored value of `--carry-default`; None without one. Raises UsageError."""
     return None if column.default is None else _default(column, column.default)
 
 
@@ -305,11 +298,7 @@ def _default(column: ValueColumn, text: str) -> Any:
 
 
 def stored(column: ValueColumn, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert values to the type in which they are stored.
-
-    Raises ValueError, with a reason, for values that the type cannot hold: not finite, out of
-    range, or not whole.
-    """
+    """Convert values to the stored type. Raises ValueError, with a reason, if it does not fit."""
     kind = values.dtype.kind
     if column.type == "bool":
         if kind != "b":

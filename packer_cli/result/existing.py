@@ -66,9 +66,7 @@ class OutputState:
             raise in_the_way(self.place, blocked)
 
     def journal(self, manifest: Result, content: bytes) -> Journal:
-        """Return what is to come and to go when a new result is put in place of this one, whose
-        manifest has that content. Raises UsageError if files of others are in the way.
-        """
+        """Return the files that come and go with a result. Raises UsageError for foreign ones."""
         new = listed(manifest) | {INCOMPLETE if manifest.incomplete else MANIFEST: len(content)}
         self.refuse_foreign(new, new)
         return Journal(new, self.owned, hashlib.sha256(content).hexdigest())
@@ -86,8 +84,8 @@ class Journal(msgspec.Struct):
 
 
 def look(place: Path | str) -> OutputState:
-    """Look at an output. Raises UsageError if its manifest does not list which files are packer's,
-    OSError or, for URLs, PackerError if it cannot be read.
+    """Look at an output. Raises UsageError for a manifest that was edited, and if it cannot be read
+    OSError or, for URLs, PackerError.
     """
     name, owned = str(place), dict[str, int]()
     sizes, result, content = storage.sizes(name), None, b""
@@ -135,10 +133,7 @@ def holds_result(output: Path) -> bool:
 
 
 def find_own(parent: Path, name: str) -> Path | None:
-    """Find packer's folder `name/ID`; None if there is none, and `name` is empty at most.
-
-    Raises UsageError if `name` is not a directory, or holds anything else.
-    """
+    """Find packer's folder `name/ID`; None without one. Raises UsageError for others there."""
     folder = parent / name
     for path in (folder, folder / ID):
         if path.is_symlink() or (path.exists() and not path.is_dir()):

@@ -150,10 +150,7 @@ def problem_of(path: Path, shard: Shard) -> str:
 
 
 def name_by_content(folder: Path, shard: Shard) -> None:
-    """Find a written shard's size and digest, and name its file by these. INOUT shard.
-
-    Raises DataError if it cannot be read or renamed.
-    """
+    """Find a written shard's size and digest, and name its file by these. INOUT shard."""
     written = folder / shard.file
     shard.bytes, shard.sha256 = digest(written)
     shard.file = named_by_digest(shard.file.removesuffix(PART), shard.sha256)
@@ -162,10 +159,7 @@ def name_by_content(folder: Path, shard: Shard) -> None:
 
 
 def difference(path: str | os.PathLike[str], sha256: str, size: int | None = None) -> str:
-    """Describe how a file differs from the one that a manifest lists; "" if it is that one.
-
-    Raises DataError if it cannot be read.
-    """
+    """Describe how a file differs from the listed one; "" if it does not. Raises DataError."""
     actual_size, actual = digest(path, size)
     if size not in (None, actual_size):
         return f"has {actual_size} bytes, the manifest says {size}"
@@ -173,11 +167,9 @@ def difference(path: str | os.PathLike[str], sha256: str, size: int | None = Non
 
 
 def digest(path: str | os.PathLike[str], listed: int | None = None) -> tuple[int, str]:
-    """Return (size, sha256) of a file, or URL.
+    """Return (size, sha256) of a file, or URL. Raises DataError if it cannot be read.
 
-    listed  expected size: another file is not read, for it may be sparse, and larger than any disk
-
-    Raises DataError if it cannot be read.
+    `listed`: a file of another size is not read, for it may be sparse, and larger than any disk.
     """
     with os_errors(path):
         status = storage.stat(os.fspath(path)) if listed is not None else None

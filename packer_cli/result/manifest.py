@@ -242,9 +242,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
-        """Make a manifest of plain JSON values. Raises ValueError if a value that readers need is
-        missing or invalid, and for options that no run can have.
-        """
+        """Make a manifest of plain JSON values. Raises ValueError if readers cannot use it."""
         try:
             config = _config(document.get("config"), cls.options)
             manifest = msgspec.convert(document | {"config": config}, cls)
@@ -273,9 +271,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
         return self.tokenizer.sha256 if self.tokenizer else ""
 
     def shards_of_units(self) -> list[list[Shard]]:
-        """Return the shards of each unit. A document's pieces lie in one unit, perhaps in several
-        of its shards.
-        """
+        """Return the shards of each unit; all pieces of a document lie in one unit."""
         return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]
 
 
@@ -322,9 +318,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
 
 @built
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
-    """Manifest of a tokenized directory. Each of its `shards` of documents is followed by the
-    index of the same documents.
-    """
+    """Manifest of a tokenized directory. Each shard of documents is followed by its index."""
 
     counted_by_input = tuple(
         name for name in OF_INPUTS if name in DOCUMENT_TOTALS and name != "trained_tokens"
@@ -361,9 +355,7 @@ def by_source(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _config(given: Any, kind: type[DocumentConfig]) -> DocumentConfig:
-    """Return the options in a manifest, without a shape if each input has its own. Raises
-    ValueError for options that no run can have.
-    """
+    """Return the options, without a shape if each input has its own. Raises ValueError."""
     try:
         if isinstance(given, dict) and given.get("shape") == MIXED:  # none was asked for
             given = given | {"shape": None}
@@ -392,9 +384,7 @@ def shape_of(manifest: Result) -> Shape:
 
 
 def run_of_sides(document: dict[str, Any]) -> str:
-    """Return a digest of options and inputs that the manifests of both sides of a split share with
-    no other. `document`: one of the two.
-    """
+    """Return a digest that only the manifests of both sides of a split share; `document` is one."""
     config = {name: one for name, one in document["config"].items() if name not in LIMITS}
     config["mixture"] = {name: one for name, one in config["mixture"].items() if name != "part"}
     inputs = [one["sha256"] for one in document["inputs"]]
@@ -403,10 +393,7 @@ def run_of_sides(document: dict[str, Any]) -> str:
 
 
 def why_incomplete(max_loss: float | None, tokens: int, truncated: int, dropped: int) -> str | None:
-    """Return the reason to mark a result incomplete; None if --max-loss allows its loss.
-
-    tokens, truncated, dropped  numbers of tokens in rows, and of those lost
-    """
+    """Return the reason to mark a result incomplete, from numbers of tokens; None if it is not."""
     lost = (truncated + dropped) / max(tokens + truncated + dropped, 1)
     if max_loss is None or lost <= max_loss:
         return None
@@ -447,9 +434,8 @@ def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
 
 
 def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifest:
-    """Load the manifest of a result of any kind, also of one that is marked incomplete, and of a
-    side of a split without looking at the other. Raises DataError if there is none, or if it is
-    damaged.
+    """Load any manifest, also an incomplete one, or without looking at the other side of a split.
+    Raises DataError if there is none, or if it is damaged.
     """
     name = os.fspath(directory)
     path = _manifest_in(name)
@@ -510,9 +496,7 @@ def replaced(directory: str | os.PathLike[str], manifest: Result) -> DataError |
 
 
 def other_side(name: str, manifest: Result) -> str | None:
-    """Return the path of the other side of a split; None for other results, and for a side that
-    lies by itself.
-    """
+    """Return the path of the other side of a split; None for results that are none, or moved."""
     side = manifest.side if isinstance(manifest, Manifest) else None
     folder, _, last = storage.absolute(name).rstrip("/").rpartition("/")
     if side is None or last != side:
@@ -643,9 +627,7 @@ def checksum(document: dict[str, Any]) -> str:
 
 
 def parse(data: bytes) -> Manifest | TokenizedManifest:
-    """Parse the manifest of a result of any kind. Raises DataError, which does not name the file,
-    if this packer cannot read it.
-    """
+    """Parse a manifest of any kind. Raises DataError, which does not name the file."""
     try:
         document = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
@@ -671,9 +653,7 @@ def parse(data: bytes) -> Manifest | TokenizedManifest:
 
 
 def parse_unedited(data: bytes) -> Result:
-    """Parse a manifest that packer has written. Raises DataError for one that was edited: files
-    must not be removed because such a manifest names them.
-    """
+    """Parse a manifest whose files may be removed: it was not edited. Raises DataError."""
     manifest = parse(data)
     if manifest.sha256 != checksum(manifest.document):
         raise DataError("was edited", _ANEW)

@@ -116,7 +116,7 @@ def _listed(tokens: Paths | None) -> list[str | os.PathLike[str]]:
 def tokens_of_each(
     paths: Sequence[str | os.PathLike[str]], tokens: Paths | None
 ) -> list[Paths | None]:
-    """Give tokenized directories to those of several results that are views; each takes its own."""
+    """Give tokenized directories to each result that is a view; it takes its own."""
     is_single = len(paths) == 1
     return [tokens if is_single or (tokens and load(path).config.view) else None for path in paths]
 
@@ -133,9 +133,7 @@ class View(PackedDirectory):
     def __init__(
         self, path: Path, facts: Manifest, tokens: Sequence[str | os.PathLike[str]] = ()
     ) -> None:
-        """`tokens`: paths of tokenized directories that have moved. Raises DataError if one is gone
-        or changed.
-        """
+        """Look for tokenized directories in `tokens`, too. Raises DataError for others."""
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
         self._columns = facts.config.value_columns
@@ -145,10 +143,7 @@ class View(PackedDirectory):
         return (batch for batch, _ in self.counted(shard))
 
     def counted(self, shard: Shard) -> Iterator[tuple[Any, int]]:
-        """Yield the complete record batches of a shard, each with the number of its trained tokens.
-
-        Raises as `batches`.
-        """
+        """Yield the complete record batches of a shard, each with its number of trained tokens."""
         kinds, step = self._schema(), rows_per_batch(self.facts.config)
         with self._readable(shard):
             for stored, mapped, first in self._mapped_batches(shard):
@@ -159,10 +154,7 @@ class View(PackedDirectory):
                     yield as_batch(columns, kinds), trained
 
     def segments(self, shard: Shard) -> Int64:
-        """Return the segments of a shard, int64[4, segments] as in `rules`, after checking each.
-
-        Raises as `batches`.
-        """
+        """Return the segments of a shard, int64[4, segments] as in `rules`, after checking each."""
         segments = []
         with self._readable(shard):
             for stored, mapped, first in self._mapped_batches(shard):
@@ -196,10 +188,7 @@ class View(PackedDirectory):
     def _filled(
         self, mapped: Mapped, rows: Int64, columns: Sequence[str]
     ) -> tuple[dict[str, Any], int]:
-        """Return (columns of rows that are mapped, number of trained tokens).
-
-        Raises ArrowInvalid for an invalid row.
-        """
+        """Return (columns of mapped rows, number of trained tokens). Raises ArrowInvalid."""
         config, lists = self.facts.config, mapped.gather(rows, "cu_seqlens")
         boundaries, count = lists.values, max(0, len(lists.values) - len(rows))
         # of the segments: documents, where in memory their tokens begin, places in the document
@@ -237,9 +226,7 @@ class View(PackedDirectory):
 def _directories(
     view: Path, facts: Manifest, given: Sequence[str | os.PathLike[str]]
 ) -> dict[int, TokenizedDirectory]:
-    """Open the tokenized directories of a view, by the numbers of the inputs. Of those `given`,
-    others are ignored.
-    """
+    """Open a view's tokenized directories, some from those `given`, by the numbers of inputs."""
     opened = {digest(one.path / MANIFEST)[1]: one for one in map(open_tokenized, given)}
     for one in facts.inputs:
         if one.sha256 not in opened:
@@ -338,10 +325,7 @@ class Origins:
         self.notes: list[str] = []
 
     def of(self, segments: Int64) -> list[Origin]:
-        """Return the origins of segments int64[3, n]: file, position and start, as in `rules`.
-
-        Raises DataError for a document that its tokenized directory does not have.
-        """
+        """Return the origins of segments int64[3, n]: file, position, start. Raises DataError."""
         file, position, start = segments
         origins: list[Any] = [None] * len(file)
         for number in np.unique(file).tolist():
@@ -371,9 +355,7 @@ class Origins:
         ]
 
     def _tokenized_in(self, number: int) -> TokenizedDirectory | None:
-        """Return the tokenized directory that is an input, if it is still the one that the rows
-        came from.
-        """
+        """Return the tokenized directory that is an input, unless it was changed since."""
         if number not in self._tokenized:
             one, directory = self._manifest.inputs[number], None
             why = f"{one.name}: was changed since"

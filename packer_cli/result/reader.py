@@ -146,9 +146,7 @@ class Mapped:
         return absent
 
     def gather(self, rows: Int64, name: str) -> Any:
-        """Copy a column of rows that are all mapped: an array [b, max_length], or `Lists`. A part
-        of `segments` is a column with its name.
-        """
+        """Copy a column, or part of `segments`, of mapped rows: [b, max_length], or `Lists`."""
         if name in PARTS:
             kind = np.dtype(PARTS[name])
             offsets, *parts, _ = self.addresses["segments"]
@@ -238,10 +236,7 @@ class Stored:
             )
 
     def stored(self, shard: Shard) -> Iterator[Any]:
-        """Return the record batches of a shard as they are stored, mapped and validated.
-
-        Raises DataError if the shard cannot be read or holds another number of rows.
-        """
+        """Return a shard's record batches as stored, mapped and validated. Raises DataError."""
         with self._readable(shard):
             source = self._map(shard)
         return self._batches(shard, source)
@@ -415,10 +410,7 @@ class PackedDirectory(Stored, RowReader):
         return shard, row - (int(self._ends[index]) - shard.rows)
 
     def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
-        """Return the complete record batches of a shard, an entry of manifest["shards"], mapped.
-
-        Raises as `stored`.
-        """
+        """Return the complete record batches of a shard, an entry of manifest["shards"], mapped."""
         return self._complete(msgspec.convert(shard, Shard) if isinstance(shard, dict) else shard)
 
     def _complete(self, shard: Shard) -> Iterator[Any]:
@@ -442,10 +434,9 @@ class PackedDirectory(Stored, RowReader):
         }
 
     def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
-        """Copy columns as in `RowReader`, and keep the shards of these rows mapped.
+        """Copy columns, and keep the shards of these rows mapped. Threads may share it.
 
-        Threads may share it. Raises DataError for a shard that is missing or damaged, ValueError
-        for a damaged row.
+        Raises DataError for a shard that is missing or damaged, ValueError for a damaged row.
         """
         names = in_parts(columns) if "segments" in columns else columns
         mapped = self._mapped  # the same to the end, whatever other threads map
@@ -480,9 +471,7 @@ class PackedDirectory(Stored, RowReader):
 
 
 def as_batch(columns: Mapping[str, Any], kinds: Any) -> Any:
-    """Make a record batch of the schema `kinds` from columns as `PackedDirectory.gather` returns
-    them.
-    """
+    """Make a record batch of the schema `kinds` from columns as `gather` returns them."""
 
     def array(name: str) -> Any:
         kind, values = kinds.field(name).type, columns.get(name)
@@ -495,10 +484,8 @@ def as_batch(columns: Mapping[str, Any], kinds: Any) -> Any:
 
 
 class CopiedDirectory(PackedDirectory):
-    """A packed directory at a URL. Files are copied into a folder below `cache` when they are first
-    read, and compared with their digests. Nothing there is ever removed.
-
-    Raises UsageError for a view.
+    """A packed directory at a URL, no view. Files are copied into a folder below `cache` when they
+    are first read, and compared with their digests. Nothing there is ever removed.
     """
 
     def __init__(self, url: str, facts: Manifest, cache: str | os.PathLike[str] | None) -> None:
@@ -540,11 +527,9 @@ class CopiedDirectory(PackedDirectory):
 
 
 class Joined(RowReader):
-    """Several results as one, whose rows follow one another.
+    """Several results as one, whose rows follow one another. Raises DataError if they do not match.
 
     firsts  int64[results + 1], the first row of each, and how many rows there are
-
-    Raises DataError, naming both, for results whose rows do not go into one batch.
     """
 
     def __init__(self, parts: Sequence[PackedDirectory]) -> None:
@@ -632,11 +617,9 @@ def _common_properties(packed: PackedDirectory) -> dict[str, object]:
 
 
 def squared_lengths(packed: PackedDirectory) -> Int64:
-    """Map the sum of squared segment lengths of every row, int64[rows], in the order of the shards:
-    the cost of attention. The array is read-only.
+    """Map the sum of squared segment lengths of every row, int64[rows], read-only.
 
-    The file has the same name in all results, so its digest is compared. Raises DataError if it is
-    not the manifest's, and if another result has taken the place of this one.
+    Raises DataError if the file is not the manifest's, and if the result has been replaced.
     """
     facts, name = packed.facts, SQUARED_LENGTHS
     try:

@@ -133,10 +133,7 @@ def damage(batch: Any, packed: PackedDirectory) -> str:
 
 
 def broken_sources(batch: Any, files: Int64) -> list[Violation]:
-    """Check where segments come from. `files`: the inputs that are possible.
-
-    `segments` must match `cu_seqlens`.
-    """
+    """Check that segments, which match `cu_seqlens`, come from one of the inputs `files`."""
     file, position, start = sources_of(batch)
     edges = batch.column("segments").offsets.to_numpy()
     rules = (
@@ -225,9 +222,7 @@ def _but_first(holds: _Flags, edges: Int64) -> _Flags:
 
 
 def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
-    """Return for each place, [rows, max_length], the tokens since its segment or the row's padding
-    began, and True if there is a token.
-    """
+    """Return the tokens since each place's segment, or padding, began, and if it has a token."""
     length, shape = limits.max_length, (batch.num_rows, limits.max_length)
     name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
     begin, edges = lists_of(batch, name)
@@ -256,9 +251,7 @@ def _every(column: ValueColumn, holds: _Flags) -> _Flags:
 
 
 def _broken_segments(batch: Any, columns: Sequence[ValueColumn]) -> list[Violation]:
-    """Check the numbers of values in columns with one for each segment. The boundaries must be
-    valid.
-    """
+    """Check how many values columns of segments have. The boundaries are valid."""
     expected = np.diff(segments_of(batch)[2])
     for name in ("segments", *(column.name for column in columns if column.is_of_segments)):
         if name in batch.schema.names:
@@ -274,9 +267,7 @@ def _broken_segments(batch: Any, columns: Sequence[ValueColumn]) -> list[Violati
 
 
 def sources_of(batch: Any) -> Int64:
-    """Return (file, position, start) of the segments of a batch, int64[3, segments]; 0 if rows do
-    not have them.
-    """
+    """Return (file, position, start) of segments, int64[3, segments]; 0 in rows without them."""
     if "segments" not in batch.schema.names:
         return np.zeros((3, len(segments_of(batch)[0])), np.int64)
     parts = batch.column("segments").flatten().flatten()
@@ -307,11 +298,7 @@ class GroupedSegments(NamedTuple):
         return tokens
 
     def expected_starts(self, *, whole: bool) -> Int64:
-        """Return the places in its document where each segment must start, int64[segments]: at the
-        end of the segment before.
-
-        whole  the first one starts at the document's first token, otherwise anywhere
-        """
+        """Return where each segment must start, int64[segments]; with `whole`, the first at 0."""
         _, _, start, length = self.segments
         first = self.first[:-1]
         expected: Int64 = np.roll(start + length, 1)
@@ -335,9 +322,7 @@ def documents_of(segments: Int64) -> GroupedSegments:
 def sound_batches(
     tokenized: TokenizedDirectory, number: int, highest: int | None = None
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield (batch, the same documents' part of the index) of shard `number`.
-
-    highest  the highest id of the tokenizer; None if it is unknown
+    """Yield (batch, its part of the index) of shard `number`. `highest`: id of the tokenizer.
 
     Raises DataError for the first document that breaks a rule, or that differs from the index.
     """
@@ -358,11 +343,7 @@ def sound_batches(
 def _broken_documents(
     batch: Any, highest: int | None, inputs: int, columns: Iterable[ValueColumn]
 ) -> Iterator[tuple[int, str]]:
-    """Yield (document, broken rule) of a batch, at most one of each kind.
-
-    inputs   the number of inputs
-    columns  the directory's columns of values
-    """
+    """Yield (document, broken rule) of a batch, at most one of each kind."""
     ids, offsets = lists_of(batch, "input_ids")
     highest = np.iinfo(np.int32).max if highest is None else highest
     lengths, file = np.diff(offsets), batch.column("file").to_numpy()
@@ -403,9 +384,7 @@ def _broken_values(batch: Any, column: ValueColumn, offsets: Int64) -> Iterator[
 
 
 def _index_differences(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
-    """Yield (document, text) for differences of a batch from its part of the index, one of each
-    kind.
-    """
+    """Yield (document, text) for differences of a batch from the index, one of each kind."""
     ids, offsets = lists_of(batch, "input_ids")
     counts = {"length": np.diff(offsets), "trained_tokens": _trained_tokens(batch)}
     for name, counted in counts.items():
@@ -420,9 +399,7 @@ def _index_differences(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
 
 
 def labels_in(batch: Any) -> Int32 | None:
-    """Return the labels int32[tokens] of documents whose stretches are valid; None if the batch
-    does not say what is trained on, so that everything is.
-    """
+    """Return the labels int32[tokens] of valid documents; None if every token is trained on."""
     if "trained" not in batch.schema.names:
         return None
     ids, begins = lists_of(batch, "input_ids")

@@ -126,12 +126,9 @@ class Parts:
 
 
 class LazyFile:
-    """A file that is created when something is written to it.
+    """A file that is created when something is written to it. Raises DataError, which names it.
 
-    path       None until then
-    size, sha  of its content
-
-    Raises DataError, which names the file, if it cannot be written.
+    path  None until then; `size` and `sha` are of its content
     """
 
     def __init__(self, name: Path) -> None:
@@ -160,10 +157,7 @@ class LazyFile:
 
 
 class ShardParts(Parts):
-    """The shards of one unit, counted. The caller finds their sizes and digests, and names them.
-
-    Raises DataError, which names the shard, if one cannot be written.
-    """
+    """The shards of one unit, counted; the caller names them. Raises DataError that names one."""
 
     def __init__(self, folder: Path, unit: int, kind: str, schema: Any, limit: int) -> None:
         super().__init__(
@@ -389,10 +383,7 @@ def content_hashes(ids: UInt32, offsets: Int64) -> UInt64:
 
 
 class DocumentWriter:
-    """Writes the documents of one unit, in parts of about `shard_bytes` at most.
-
-    Empty documents are left out.
-    """
+    """Writes the documents of a unit but empty ones, in parts of about `shard_bytes` at most."""
 
     def __init__(
         self,

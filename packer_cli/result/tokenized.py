@@ -108,9 +108,7 @@ class TokenizedDirectory(Stored):
         return np.concatenate([_values(part.column(name), kind, width) for part in self._index()])
 
     def order(self, seed: int, chosen: Int64 | None = None) -> Int64:
-        """Return the documents, or the `chosen`, in the order of `seed`, int64[n]: the same
-        wherever they lie. Equal documents are as far from each other as others are.
-        """
+        """Return the documents, or the `chosen`, in the order of `seed`, int64[n]."""
         keys = np.empty(len(self), np.uint64)
         at = 0
         for index in self._index():
@@ -158,9 +156,7 @@ class TokenizedDirectory(Stored):
         return pa.BufferReader(pa.py_buffer(mapped))
 
     def documents_by_index(self, maps: list[mmap.mmap]) -> Iterator[Any]:
-        """Yield the record batches of all shards after comparing the numbers of tokens, and of
-        values of tokens, with the indexes. OUT maps: those of the files.
-        """
+        """Yield the record batches of all documents, compared with the indexes. OUT maps."""
         first, of_tokens = 0, {"input_ids": "tokens"}
         of_tokens |= {name: f"values of {name}" for name, column in self.value_columns.items()
                       if not column.is_of_segments}  # fmt: skip
@@ -182,8 +178,7 @@ class TokenizedDirectory(Stored):
                 yield batch
 
     def places(self, documents: Int64) -> Int64:
-        """Return (file, position) of n documents, int64[2, n]: the input by its number in the
-        manifest, and POSITION of `records.Documents`. Each shard is read once.
+        """Return FILE and POSITION of n documents, int64[2, n]. Each shard is read once.
 
         Raises DataError for a number that no document has, and for an input that is none.
         """
@@ -215,11 +210,7 @@ def _counts_of(shard: Shard) -> tuple[object, ...]:
 
 
 def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
-    """Open a directory written by `packer tokenize`.
-
-    Raises DataError if it is unfinished, of another format version, or if a shard is missing or has
-    another size than the manifest says.
-    """
+    """Open a directory written by `packer tokenize`. Raises DataError as `open_packed`."""
     directory = storage.local(path, "documents are only read from local directories")
     tokenized = TokenizedDirectory(directory, load_tokenized(directory))
     for shard in tokenized.facts.shards:
@@ -282,10 +273,7 @@ class Tokens:
         return numbers
 
     def fetch(self, pieces: Documents) -> Documents:
-        """Return pieces with their ids and columns, by their FILE, POSITION and START.
-
-        Raises as `gather`.
-        """
+        """Return pieces with their ids and columns, by their FILE, POSITION and START."""
         ids = self.gather(pieces.file, pieces.position, pieces.start, pieces.lengths)
         number = self.numbered(pieces.file, pieces.position)
         return self.with_columns(replace(pieces, ids=ids), number)
@@ -293,11 +281,7 @@ class Tokens:
     def gather(
         self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
     ) -> UInt32:
-        """Copy the tokens of pieces end to end, uint32[sum of length]. Piece i is the `length[i]`
-        tokens from `start[i]` on of a document.
-
-        Raises DataError if a document has no such tokens.
-        """
+        """Copy the tokens of pieces end to end, uint32[sum of length]. Raises DataError."""
         number = self.numbered(directory, document)
         columns = *self.spans.column("input_ids")[:2], 4
         ids: UInt32
@@ -349,9 +333,7 @@ class Tokens:
     def _of_tokens(
         self, column: ValueColumn, span: Int64, number: Int64, start: Int32, length: Int32
     ) -> Any:
-        """Return the values [T], or [T, K], of a column of tokens. If a directory has values of
-        records, each of their tokens has them.
-        """
+        """Return the values [T], or [T, K], of a column of tokens, or the record's for each."""
         offsets, values, _ = self.spans.column(column.name)
         addresses, has_lists = (offsets, values, column.dtype.itemsize), offsets[span] != 0
         gather = kernels.gather_documents
@@ -376,9 +358,7 @@ class Tokens:
     def _gathered(
         self, kind: Any, kernel: Any, addresses: Any, number: Int64, start: Int32, length: Int32
     ) -> tuple[Any, int]:
-        """Return (a value of this kind for each token of pieces, the first piece that does not
-        exist or -1). Pages are given back after a few pieces.
-        """
+        """Return (a value for each token, the first piece that does not exist or -1)."""
         spans, ends = self.spans, np.cumsum(length, dtype=np.int64)
         out = np.empty(int(length.sum(dtype=np.int64)), kind)
         step = _PIECES_AT_ONCE if spans.mapped_bytes > _MOST_MAPPED else max(len(length), 1)
@@ -419,9 +399,7 @@ class MappedDocuments:
         return self._columns[name]
 
     def of_documents(self, column: ValueColumn, number: Int64, span: Int64) -> Any:
-        """Return the values [n], or [n, K], of a column of records, by documents and the spans that
-        they are in.
-        """
+        """Return the values [n], or [n, K], of a column of records."""
         out = np.empty(len(number), column.dtype)
         for which in np.unique(span).tolist():
             values, here = plain_values(self._batches[which].column(column.name)), span == which

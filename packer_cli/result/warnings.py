@@ -29,9 +29,7 @@ _WORDS = {"chat": "the chat template's", "none": "as they are", "alpaca": "Alpac
 
 
 class ResultWarning(NamedTuple):
-    """`about`: what it is about, for programs. `text`: what is there, with its share. `way_out`:
-    the options that help.
-    """
+    """The subject of a warning, for programs; what is there, with its share; options that help."""
 
     about: str
     text: str
@@ -118,9 +116,7 @@ def _left_out(manifest: Result) -> Iterator[ResultWarning]:
 
 
 def _copies(manifest: Result) -> Iterator[ResultWarning]:
-    """Yield a warning about inputs with the content of an earlier one; not for recipes, which take
-    sources several times on purpose.
-    """
+    """Yield a warning about inputs with the content of an earlier one, but not for recipes."""
     if isinstance(manifest, Manifest) and manifest.sources:
         return
     first, copies = dict[str, Input](), list[tuple[Input, Input]]()

@@ -38,9 +38,7 @@ def directories(number: int) -> str:
 
 
 def unshown(figures: Mapping[str, Any]) -> str:
-    """Return what chat templates left out, by the totals: "reasoning (40 turns, 600 tokens), tools
-    (30 tokens)".
-    """
+    """Return what chat templates left out: "reasoning (40 turns, 600 tokens), tools (3 tokens)"."""
     parts = []
     for part in UNSHOWN:
         name = f"unshown_{part}"

@@ -208,10 +208,7 @@ def verify(
 def recount(directory: Path, tokens: Paths | None = None) -> None:
     """Count the figures of a result again from its shards, without their digests.
 
-    tokens  as in `open_packed`
-
-    Raises DataError that names every broken rule, or every figure in which shards and manifest
-    differ.
+    Raises DataError with every broken rule, or every figure in which shards and manifest differ.
     """
     facts = load_any(directory, incomplete_too=True)
     findings = Findings(facts.command)
@@ -281,10 +278,7 @@ class Checks(ABC):
         }
 
     def check_unit(self, shards: list[Shard], *, bytes_too: bool = True) -> UnitCheck:
-        """Check each shard of a unit, and then their contents together.
-
-        With `bytes_too`, digests are compared, too. A unit with a damaged shard is not read.
-        """
+        """Check each shard of a unit, its digest if `bytes_too`, and all contents together."""
         findings, counts, places = Findings(self.facts.command), Counts(), list[Int64]()
         for shard in shards:
             path = self.path / shard.file
@@ -368,10 +362,7 @@ class Checks(ABC):
 
     @abstractmethod
     def counted(self, counts: Counts) -> set[str]:
-        """Return the names of the figures and histograms that shards determine.
-
-        OUT counts: figures that only the manifest has.
-        """
+        """Name the figures that shards determine. OUT counts: figures of the manifest alone."""
 
 
 class RowChecks(Checks):

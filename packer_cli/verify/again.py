@@ -165,9 +165,8 @@ def _run_of(
 def _compare_unit(
     stored: Stored, context: UnitContext, of_units: dict[int, list[Shard]], unit: WorkUnit
 ) -> tuple[str, str]:
-    """Pack a unit again, and return the first shard that differs and a description.
-
-    The shard is "" if the unit cannot be packed, and both are if all shards are equal.
+    """Pack a unit again. Return the first shard that differs and a description: "" and "" if none
+    does; a shard of "" if it cannot be packed.
     """
     shards, name, text = of_units.get(unit.index, []), "", ""
     try:
