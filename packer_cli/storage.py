@@ -19,7 +19,6 @@ import re
 import stat as local_stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -422,27 +421,20 @@ def write_file(path: Path, content: bytes) -> None:
 def put_file(path: Path, content: bytes) -> None:
     """Write or replace a file in one step: readers see all of it or none. Raises DataError."""
     part = path.with_name(f"{path.name}.part")
+    write_file(part, content)
     with os_errors(path, "write"):
-        with open(part, "wb", opener=no_link) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
         os.rename(part, path)
-        _fsync(path.parent)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
     """Sync a file or a directory to the disk. Raises DataError."""
     with os_errors(path, "write"):
-        _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def make_folders(path: Path) -> None:
@@ -463,7 +455,16 @@ class _Remote(io.RawIOBase):
     """An object of a store. Each read is one request; the first takes one more, to open it."""
 
     def __init__(self, url: str, expected: Stat | None) -> None:
-        self._url, self._expected, self._position = url, expected, 0
+        self._url = url
+        with _explained(url):
+            store, name = _store(url)
+            file = store.open(name, "rb", cache_type="none")
+            # files of stores keep what they were opened as, and ask for that version
+            now = _stat(url, getattr(file, "details", None) or store.info(name))
+            if expected not in (None, now):
+                raise OSError(errno.EBUSY, "another version")
+        # memory:// returns the object itself, whose position all readers would share
+        self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
 
     def readable(self) -> bool:
         return True
@@ -472,11 +473,8 @@ class _Remote(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        if whence == os.SEEK_END:
-            with _explained(self._url):
-                offset += int(self._file.seek(0, os.SEEK_END))
-        self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
-        return self._position
+        with _explained(self._url):
+            return int(self._file.seek(offset, whence))
 
     def readall(self) -> bytes:
         """Read to the end; the base class would make a request for every 8 KiB."""
@@ -486,29 +484,16 @@ class _Remote(io.RawIOBase):
         """Fill the buffer or reach the end: batches must not depend on the portions of a server."""
         view, filled = memoryview(buffer), 0
         with _explained(self._url):
-            self._file.seek(self._position)
             while filled < len(view) and (part := self._file.read(len(view) - filled)):
                 view[filled : filled + len(part)] = part
                 filled += len(part)
-            end, size = self._position + filled, getattr(self._file, "size", None) or 0
+            end, size = self._file.tell(), getattr(self._file, "size", None) or 0
             if filled < len(view) and end < size:
                 raise OSError(errno.EIO, f"it ends at byte {end} of {size}")
-        self._position = end
         return filled
 
-    @cached_property
-    def _file(self) -> Any:
-        store, name = _store(self._url)
-        file = store.open(name, "rb", cache_type="none")
-        # files of stores keep what they were opened as, and ask for that version
-        now = _stat(self._url, getattr(file, "details", None) or store.info(name))
-        if self._expected not in (None, now):
-            raise OSError(errno.EBUSY, "another version")
-        # memory:// returns the object itself, whose position all readers would share
-        return io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
-
     def close(self) -> None:
-        if "_file" in self.__dict__:
+        if not self.closed:
             self._file.close()
         super().close()
 

@@ -297,13 +297,9 @@ def _left_for_weights(
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
-    """Return shares of the whole by weight; all 0 if the weights are. Large weights do not
-    overflow.
-    """
-    largest = max(weights) or 1.0
-    scaled = [weight / largest for weight in weights]
-    total = sum(scaled) or 1.0
-    return [weight / total for weight in scaled]
+    """Return shares of the whole by weight; all 0 if the weights are."""
+    total = sum(weights) or 1.0
+    return [weight / total for weight in weights]
 
 
 def _shares_reached(sources: Sequence[SourceStats], edges: Sequence[int]) -> list[ReachedShare]:

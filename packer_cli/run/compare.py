@@ -23,7 +23,7 @@ from pathlib import Path
 
 import packer_cli
 from packer_cli import storage
-from packer_cli.errors import DataError, PackerError, UsageError, named
+from packer_cli.errors import PackerError, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, shapes_of
 from packer_cli.inputs.discovery import input_file
@@ -50,7 +50,7 @@ from packer_cli.result.layout import (
     WORK,
     digest,
 )
-from packer_cli.result.manifest import LIMITS, Input, Manifest, Result, load_as_is, shape_of
+from packer_cli.result.manifest import LIMITS, Input, Result, load_as_is, shape_of
 from packer_cli.result.wording import plural
 from packer_cli.run.place import LOCK, LockedOutput, discard, is_begun
 from packer_cli.run.run_plan import (
@@ -78,10 +78,6 @@ _KEYS = {
 
 class OtherInputsError(UsageError):
     """A tokenized directory has no input of a source, so another recipe may need it."""
-
-
-class OtherMixtureError(UsageError):
-    """A finished result was packed with the amounts that the message names."""
 
 
 # An unfinished run
@@ -197,7 +193,8 @@ def differing_options(
         if item.name == "mixture":
             differing += _differing_amounts(before, now)
         elif before != now and (limits or item.name not in LIMITS):
-            name = option_named(item.name)
+            option = options_of(PackConfig).get(item.name)
+            name = option.flag if option else as_option(item.name)
             differing.append(f"{name} was {_shown(before)}, is now {_shown(now)}")
     return differing
 
@@ -219,12 +216,6 @@ def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
     if not differing and [*before] != [*now]:
         return ["the sources are named in another order"]
     return differing
-
-
-def option_named(field: str) -> str:
-    """Return the option of a field as a user writes it."""
-    option = options_of(PackConfig).get(field)
-    return option.flag if option else as_option(field)
 
 
 def differing_tokenizers(old: TokenizerSelection, new: TokenizerSelection) -> list[str]:
@@ -294,8 +285,10 @@ def refuse_other_result(
     differ = differing_origin(origin, now, limits=True)
     before, after = (getattr(config, "mixture", None) for config in (manifest.config, run.config))
     if before and after and before != after:
-        tip = "add --overwrite to pack it again, or choose another --output"
-        raise OtherMixtureError("; ".join(differ), tip)
+        raise UsageError(
+            f"{place}: its recipe has changed: {'; '.join(differ)}",
+            "add --overwrite to pack it again, or choose another --output",
+        )
     if differ:
         raise _other_result(place, differ)
     if not run.resumable:
@@ -347,16 +340,11 @@ def known_shapes(
     """Return the shapes and columns of values that a finished result knows: of `current` inputs
     that have not changed, and of those that --add keeps though they are not named.
 
-    Raises DataError with --add, if the manifest cannot be read.
+    Raises DataError if the manifest cannot be read.
     """
     if options.overwrite or not holds_result(directory):
         return NOTHING_KNOWN
-    try:
-        manifest = load_as_is(directory)
-    except DataError:
-        if options.add:
-            raise
-        return NOTHING_KNOWN
+    manifest = load_as_is(directory)
     whole = shape_of(manifest)
     if config.prompt_template == "chat":  # by the option, not because prompts are messages
         whole = replace(whole, of_messages=False)
@@ -390,14 +378,6 @@ def plan_addition(
     Raises UsageError if documents would be lost, or the options or the tokenizer are others;
     DataError if the result lacks what is needed.
     """
-    if isinstance(manifest, Manifest) and manifest.sources:
-        # a change of one source changes what is taken of the others
-        run = now.cut()
-        try:
-            refuse_other_result(directory, manifest, run)
-        except UsageError:
-            return run
-        return None
     inputs = manifest.inputs
     current, changed, moved = _match(manifest, now.files)
     if options.exact and min(current) >= len(inputs):
@@ -532,16 +512,13 @@ def _unnamed_files(
 
 def _unchanged_file(index: int, entry: Input, config: DocumentConfig) -> InputFile:
     """Return an input that is not named, to pack it again. Raises UsageError if it has changed."""
-    reason = "is gone or cannot be read"
-    if entry.path != STDIN:
-        with suppress(PackerError):
-            file = input_file(index, storage.shown(entry.path), config)
-            if _is_unchanged(entry, file):
-                return file
-            reason = "has changed"
+    with suppress(PackerError):
+        file = None if entry.path == STDIN else input_file(index, storage.shown(entry.path), config)
+        if file is not None and _is_unchanged(entry, file):
+            return file
     raise UsageError(
-        f"{entry.name}: is not named, {reason}, and would have to be packed again: its unit holds "
-        "another input that has changed",
+        f"{entry.name}: is not named, is gone or has changed, and would have to be packed again: "
+        "its unit holds another input that has changed",
         "restore the file; or name it, to pack it as it is now",
     )
 
@@ -557,9 +534,8 @@ def _notes(
                  else storage.shown(path) for path, index in moved.items()]  # fmt: skip
         yield f"has the content of these inputs already: {named(paths, _MOST_NAMED)}"
     if changed:
-        have, their = ("has", "its") if len(changed) == 1 else ("have", "their")
         names = named(changed, _MOST_NAMED)
-        yield f"{names} {have} changed: {their} documents replace the earlier ones"
+        yield f"documents of inputs that have changed replace the earlier ones: {names}"
     if unnamed:
         documents = sum(entry.documents for entry in unnamed.values())
         counts = f"{plural(documents, 'document')} of {plural(len(unnamed), 'input')}"

@@ -365,35 +365,28 @@ def _manifest_of(totals: _RunTotals, side_files: dict[str, str]) -> Result:
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | totals_of_documents(counts) | end)
-    tables = _tables_of(run.files, run.row_config)
-    mixed: dict[str, Any] = {name: [*map(asdict, table)] for name, table in tables.items()}
+    mixed = _mixture_tables(run.files, run.row_config)
     if run.row_config.mixture and run.row_config.mixture.is_split:
         mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 
-def _tables_of(files: Sequence[InputFile], config: PackConfig) -> dict[str, list[Any]]:
+def _mixture_tables(files: Sequence[InputFile], config: PackConfig) -> dict[str, Any]:
     """Return the lists of a manifest that describe a recipe's sources; {} without a recipe."""
-    choice = choice_of(files, config)
+    choice, records = choice_of(files, config), list[SourceRecords]()
     if choice is None:
         return {}
+    for source in choice.sources:
+        facts = [opened(file).facts for file in files[slice(*source.inputs)]]
+        sums = {total: sum(getattr(one, total) for one in facts) for total in DOCUMENT_TOTALS}
+        unread = sum((Counter(one.unread) for one in facts), Counter[str]())
+        totals = {total: figure for total, figure in sums.items() if figure}
+        records.append(SourceRecords(source.name, totals, dict(sorted(unread.items()))))
     return {
-        "sources": choice.sources,
-        "missed_shares": [share for share in choice.shares if share.is_missed],
-        "source_records": [
-            _source_records(
-                source.name, [opened(file).facts for file in files[slice(*source.inputs)]]
-            )
-            for source in choice.sources
-        ],
+        "sources": [*map(asdict, choice.sources)],
+        "missed_shares": [asdict(share) for share in choice.shares if share.is_missed],
+        "source_records": [*map(asdict, records)],
     }
-
-
-def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
-    sums = {total: sum(getattr(facts, total) for facts in directories) for total in DOCUMENT_TOTALS}
-    unread = sum((Counter(facts.unread) for facts in directories), Counter[str]())
-    totals = {total: figure for total, figure in sums.items() if figure}
-    return SourceRecords(name, totals, dict(sorted(unread.items())))
 
 
 def totals_of_documents(counts: Counts) -> dict[str, Any]:

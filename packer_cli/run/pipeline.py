@@ -52,7 +52,7 @@ from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.existing import find_own, holds_result
 from packer_cli.result.layout import WORK
-from packer_cli.result.manifest import Result, load_as_is
+from packer_cli.result.manifest import Manifest, Result, load_as_is
 from packer_cli.result.warnings import FORMATS, RAW, warnings_of
 from packer_cli.result.wording import count
 from packer_cli.run.compare import begin, known_shapes, plan_addition, refuse_other_result
@@ -92,8 +92,15 @@ def pack(
     destination = url or destination
     if url:
         check_url(url, options)
-    if STDIN in inputs:
-        _refuse_shared_stdin(options)
+    for option, is_shared in (
+        ("--rank", options.as_rank),
+        ("--engine ray", options.engine == "ray"),
+    ):
+        if is_shared and STDIN in inputs:
+            raise UsageError(
+                f"{option}: does not go with stdin, which only one process can read",
+                "write the data to a file, and name that",
+            )
     begin_stdin()
     notes = _HeldNotes(options.notify)
     held = replace(options, notify=notes.hold)
@@ -202,14 +209,16 @@ def _pack_to_directory(
 def _changed(run: RunPlan, earlier: Result, output: LockedOutput) -> RunPlan | None:
     """Return the run that makes the result what it is to be; None if it is that already."""
     options = output.options
-    if options.add:
+    # with a recipe, a change of one source changes what is taken of the others
+    is_mixed = isinstance(earlier, Manifest) and earlier.sources
+    if options.add and not is_mixed:
         return plan_addition(output.path, earlier, run, options)
     run = run.cut()
     try:
         in_any_order = options.exact or options.as_rank is not None
         refuse_other_result(output.path, earlier, run, in_any_order=in_any_order)
     except UsageError:
-        if not options.overwrite:
+        if not (options.overwrite or options.add):
             raise
         return run
     return None
@@ -256,8 +265,15 @@ def _pack_rest(run: RunPlan, work: Path, options: RunOptions) -> None:
             records = pack_on_ray(run, units, work, options, progress)
         else:
             records = _pack_in_workers(run, units, work, options, progress)
+        bad, limit = 0, run.config.max_errors  # a share is known only at the end
         with closing(records):
-            _count_rejected(records, run, work)
+            for record in records:
+                bad += record.counts.get("rejected_records", 0)
+                if isinstance(limit, int) and bad > limit:
+                    raise DataError(
+                        f"{bad:,} records are bad so far; --max-errors is {limit}",
+                        f"see {work}/rejected-*.jsonl, or raise --max-errors",
+                    )
 
 
 def _pack_in_workers(
@@ -269,20 +285,6 @@ def _pack_in_workers(
     with closing(pool), closing(pool.map(units)) as packed:
         for _, record in packed:
             yield record
-
-
-def _count_rejected(records: Iterable[UnitRecord], run: RunPlan, work: Path) -> None:
-    """Raise DataError as soon as there are more bad records than a number allows; a share is known
-    only at the end.
-    """
-    total, limit = 0, run.config.max_errors
-    for record in records:
-        total += record.counts.get("rejected_records", 0)
-        if isinstance(limit, int) and total > limit:
-            raise DataError(
-                f"{total:,} records are bad so far; --max-errors is {limit}",
-                f"see {work}/rejected-*.jsonl, or raise --max-errors",
-            )
 
 
 def _progress(run: RunPlan, units: list[WorkUnit], options: RunOptions) -> Progress:
@@ -321,16 +323,6 @@ def _refuse_inputs_inside(output: Path | str, files: Iterable[InputFile]) -> Non
             )
 
 
-def _refuse_shared_stdin(options: RunOptions) -> None:
-    """Raise UsageError for stdin that several processes would share."""
-    alone = {"--rank": options.as_rank is not None, "--engine ray": options.engine == "ray"}
-    for option in [name for name, given in alone.items() if given]:
-        raise UsageError(
-            f"{option}: does not go with stdin, which only one process can read",
-            "write the data to a file, and name that",
-        )
-
-
 def _name_ignored(
     columns: IgnoredColumns, config: DocumentConfig, options: EncodingOptions
 ) -> None:
@@ -354,11 +346,7 @@ def _name_ignored(
 
 
 def _warn_of_losses(
-    place: str,
-    manifest: Result,
-    config: DocumentConfig,
-    options: RunOptions,
-    notes: _HeldNotes,
+    place: str, manifest: Result, config: DocumentConfig, options: RunOptions, notes: _HeldNotes
 ) -> None:
     """Report losses, omissions, and fields of records that nothing reads.
 
@@ -395,7 +383,7 @@ def find_rank(rank: str | None, world_size: str | None, notify: Notify) -> dict[
     file of its own must not lose all but a share of it. Raises UsageError.
     """
     if rank is None and world_size is None:
-        return {"rank": None, "world_size": None}
+        return {}
     own, of_rank = _number_of("--rank", rank)
     size, of_size = _number_of(_SIZE, world_size)
     if names := [one for one in (of_rank, of_size) if one in os.environ]:

@@ -68,12 +68,8 @@ def tune_process() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _ignore(message: str) -> None:
-    """Report nothing."""
-
-
-def _do_nothing() -> None:
-    """Prepare nothing."""
+def _do_nothing(*_: object) -> None:
+    """Report nothing, or prepare nothing."""
 
 
 class Reporter:
@@ -82,7 +78,10 @@ class Reporter:
     """
 
     def __init__(
-        self, notify: Notify = _ignore, warn: Notify = _ignore, progress: Progress | None = None
+        self,
+        notify: Notify = _do_nothing,
+        warn: Notify = _do_nothing,
+        progress: Progress | None = None,
     ) -> None:
         self._receivers = {"notify": notify, "warn": warn}
         self._progress, self._reported = progress, set[tuple[str, str]]()
@@ -198,7 +197,13 @@ class Pool(Generic[T, R]):
                 while waiting and len(workers) < self._workers:
                     with _blocked_signals():  # or Ctrl-C could leave a worker behind
                         was_idle = bool(self._idle)
-                        worker = self._idle.pop() if was_idle else self._fork([*workers, control])
+                        worker = (
+                            self._idle.pop()
+                            if was_idle
+                            else _Worker(
+                                self._perform, self._reporter, [*workers, *filter(None, [control])]
+                            )
+                        )
                         if not worker.begin(waiting[0], items[waiting[0].index]) and was_idle:
                             worker.end()
                             continue
@@ -254,9 +259,6 @@ class Pool(Generic[T, R]):
             what + (f", {attempt.losses} times" if attempt.losses > 1 else ""),
             "if memory ran out, use fewer --workers",
         )
-
-    def _fork(self, others: Sequence[Any]) -> _Worker:
-        return _Worker(self._perform, self._reporter, [one for one in others if one is not None])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_interpreter": None, "_idle": []}
@@ -482,12 +484,6 @@ def _sendable(error: BaseException) -> Exception:
         return OSError(error.errno, error.strerror, error.filename)
     if isinstance(error, PackerError | MemoryError):
         return error
-    if isinstance(error, ImportError):  # the parent has imported it
-        return DataError(
-            f"a worker cannot import what it needs: {error}",
-            "if packages have changed since the run began, run the same command again; otherwise "
-            "install packer anew",
-        )
     unknown = InternalError(f"{type(error).__name__}: {error}")
     if hasattr(unknown, "add_note"):  # since Python 3.11; --debug shows it
         unknown.add_note("".join(traceback.format_exception(error)))

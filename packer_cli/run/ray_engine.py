@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import packer_cli
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
@@ -47,7 +47,7 @@ def pack_on_ray(
     with _connected() as (ray, interrupted):
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
         # not the run itself, which may name a million units: a worker fetches it once
-        place = ray.put(WorkerSetup(context, Path.cwd()))
+        place = ray.put((context, Path.cwd()))  # where relative paths of inputs begin
         setup = packer_cli.__version__, place  # looking a version up takes a millisecond
         most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         options.notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
@@ -135,19 +135,12 @@ def _refuse_unreachable(address: str | None) -> None:
         ) from error
 
 
-class WorkerSetup(NamedTuple):
-    """A run for Ray workers. `directory`: relative paths of inputs begin there."""
-
-    context: UnitContext
-    directory: Path
-
-
 _pools: dict[Any, Pool[WorkUnit, UnitRecord]] = {}
 
 
 def _pack_unit(setup: tuple[str, Any], unit: WorkUnit) -> UnitRecord:
-    """Pack a unit, in a Ray worker. `setup`: packer's version, and a reference to a WorkerSetup,
-    not as an argument of its own, for Ray would fetch it for every unit.
+    """Pack a unit, in a Ray worker. `setup`: packer's version, and a reference to the context and
+    the directory; as an argument of its own, Ray would fetch it for every unit.
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """

@@ -14,9 +14,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from packer_cli import storage
 from packer_cli.errors import (
@@ -42,11 +42,12 @@ from packer_cli.result.existing import holds_result
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import (
     Manifest,
+    Result,
     TokenizedManifest,
     as_named,
     load_any,
 )
-from packer_cli.run.compare import OtherInputsError, OtherMixtureError
+from packer_cli.run.compare import OtherInputsError
 from packer_cli.run.pipeline import pack
 from packer_cli.run.place import InUseError, clean
 from packer_cli.storage import put_file, sync
@@ -109,7 +110,7 @@ def pack_recipe(
                 _tokenize(source_tokens, options, may_change=may_change)
     if options.as_rank and not all(source_tokens.is_tokenized for source_tokens in tokens):
         return [(place, None) for place in places]
-    results = _pack_sides(recipe, sides, places, joined if is_joined else None, options)
+    results = _pack_sides(sides, places, joined if is_joined else None, options)
     if may_change and mixture and (first := results.get(0)):
         for share in first.missed_shares:
             options.notify(missed_share(mixture, share))
@@ -125,7 +126,6 @@ def pack_recipe(
 
 
 def _pack_sides(
-    recipe: Recipe,
     sides: Sequence[Side],
     places: Sequence[Path | str],
     joined: Path | None,
@@ -154,17 +154,8 @@ def _pack_sides(
 
         (_, inputs, (config,)), place = sides[number], places[number]
         own = replace(options, before_switch=before_switch)
-
-        def packed(options: RunOptions) -> Manifest | None:
-            try:
-                done = pack(inputs, place, config, options)
-            except OtherMixtureError as error:
-                raise UsageError(f"{recipe.path} changed: {error.message}", error.tip) from error
-            if done is not None and not isinstance(done, Manifest):
-                raise InternalError(f"{place}: rows were to be packed")
-            return done
-
-        results[number] = _packed(packed, place, own, goes_on=goes_on)
+        done = _packed(partial(pack, inputs, place, config), place, own, goes_on=goes_on)
+        results[number] = cast("Manifest | None", done)  # its options are those of rows
         if results[number] is not None:
             pack_side(number + 1)
 
@@ -176,12 +167,12 @@ def _pack_sides(
 
 
 def _packed(
-    packed: Callable[[RunOptions], Manifest | None],
+    packed: Callable[[RunOptions], Result | None],
     place: Path | str,
     options: RunOptions,
     *,
     goes_on: bool,
-) -> Manifest | None:
+) -> Result | None:
     """Pack the rows of one side. The last rank, after each has tokenized its share, packs them all.
 
     `goes_on`: an interrupted run may have finished them.

@@ -241,7 +241,19 @@ def prepare(run: RunPlan, options: EncodingOptions) -> DocumentSource:
     tokenizer = None
     if run.chosen.name is not None:
         first = run.files[run.units[0].slices[0].file]
-        tokenizer = _loaded(run.chosen.files, *shapes[first.shape], first, options)
+        shape, config = shapes[first.shape]
+        framing, files = _framing_of(config), run.chosen.files
+        tokenizer = (
+            bytes_tokenizer(framing)
+            if files is None
+            else load_tokenizer(
+                files,
+                backend=options.tokenizer_backend,
+                framing=framing,
+                first_documents=_first_texts(shape, config, first),
+                notify=options.notify,
+            )
+        )
     sources = {
         name: _ShapeSource(run, shape, config, tokenizer)
         for name, (shape, config) in shapes.items()
@@ -251,26 +263,6 @@ def prepare(run: RunPlan, options: EncodingOptions) -> DocumentSource:
         encode=lambda records, file: sources[file.shape].encode(records, file),
         tokenizer=tokenizer,
         info=common_tokenizer([source.info for source in sources.values()]),
-    )
-
-
-def _loaded(
-    files: TokenizerFiles | None,
-    shape: Shape,
-    config: DocumentConfig,
-    first: InputFile,
-    options: EncodingOptions,
-) -> Tokenizer:
-    """Load the tokenizer, and check it with texts of the first input."""
-    framing = _framing_of(config)
-    if files is None:
-        return bytes_tokenizer(framing)
-    return load_tokenizer(
-        files,
-        backend=options.tokenizer_backend,
-        framing=framing,
-        first_documents=_first_texts(shape, config, first),
-        notify=options.notify,
     )
 
 

@@ -130,8 +130,8 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
     ],
     "changed inputs": [
         Step("a b --add", ["d", "b"],
-             "a.jsonl has changed: its documents replace the earlier ones\n", put("a", "d")),
-        Step("a b --add", ["c", "e"], "a.jsonl, b.jsonl have changed: their documents replace",
+             "inputs that have changed replace the earlier ones: a.jsonl\n", put("a", "d")),
+        Step("a b --add", ["c", "e"], "replace the earlier ones: a.jsonl, b.jsonl\n",
              all_of(put("a", "c"), put("b", "e"))),
         Step("a --add", ["c", "e"], change=lambda: os.utime("a.jsonl", ns=(0, 1)), again=True),
         Step("a --add", ["c", "e"], SAME, lambda: Path("a.jsonl").chmod(0o600)),
@@ -145,7 +145,7 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
         Step("new.jsonl --add", ["a", "b"], SAME),
         Step("new.jsonl a --add", ["a", "b"], "already: a.jsonl\n", put("a")),
         Step("a --add", ["a", "b"], "already: a.jsonl (as new.jsonl)\n"),
-        Step("a moved.jsonl --add", ["c", "a", "b"], "a.jsonl has changed",
+        Step("a moved.jsonl --add", ["c", "a", "b"], "replace the earlier ones: a.jsonl\n",
              all_of(move("a", "moved.jsonl"), put("a", "c"))),
     ],
     "equal bytes that are read in another way": [
@@ -160,9 +160,9 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
     "an unchanged input whose unit is packed again": [
         Step(f"a b c --overwrite {ONE_UNIT}", ["a", "b", "c"]),
         Step(f"b --add {ONE_UNIT}", ["a", "changed", "c"], change=put("b", "changed")),
-        Refused(f"b --add {ONE_UNIT}", "c.jsonl: is not named, is gone or ",
+        Refused(f"b --add {ONE_UNIT}", "c.jsonl: is not named, is gone or has changed",
                 "restore the file", all_of(put("b", "anew"), gone("c"))),
-        Refused(f"b --add {ONE_UNIT}", "c.jsonl: is not named, has changed, and would have to be",
+        Refused(f"b --add {ONE_UNIT}", "c.jsonl: is not named, is gone or has changed",
                 "name it, to pack it as it is now", put("c", "another")),
         Step(f"b c --add {ONE_UNIT}", ["a", "anew", "another"]),
     ],

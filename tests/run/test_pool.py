@@ -87,7 +87,6 @@ class Strange(OSError):
         (ValueError("riddle"), InternalError("ValueError: riddle")),
         (EOFError("cut"), InternalError("EOFError: cut")),
         (Strange(errno.EIO, "lost"), OSError(errno.EIO, "lost")),
-        (ImportError("no module"), DataError("a worker cannot import what it needs: no module")),
         (KeyboardInterrupt(), InternalError("KeyboardInterrupt: ")),
     ],
 )

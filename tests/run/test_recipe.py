@@ -134,7 +134,7 @@ def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
     write_recipe(weight=2)
     again = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "out")
     assert again.stderr.splitlines() == [
-        'error: mix.toml changed: source "a": weight 2, was 3',
+        'error: out/train: its recipe has changed: source "a": weight 2, was 3',
         "tip: add --overwrite to pack it again, or choose another --output",
     ]
     for more in (["--overwrite"], ["--add", "--seed", "3"], ["--overwrite", "-l", "128"],
