@@ -21,7 +21,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.json
 
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, from_os_error, named, one_of
@@ -54,6 +56,7 @@ _LONGEST = 1 << 24  # tokens of a row
 _MOST_ROWS = 4096  # decoded together
 _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
+_NO_RECORD: dict[str, Any] = {"input_ids": []}
 _EXPECTED = (
     "a folder of datasets, files of Parquet, Arrow or JSON lines with input_ids, .bin with .idx, "
     ".npy, or a directory of packer"
@@ -391,53 +394,65 @@ def _columnar(file: InputFile, rows: int | None = None) -> SetFile:
     return SetFile(file.path, int(firsts[-1]), names, batches, ignored)
 
 
-_fields_in = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_list_in = msgspec.json.Decoder(list[int | bool] | None).decode
-
-
 def _json(file: InputFile) -> SetFile:
-    """Open JSON lines or an array. Its columns are the fields of the first record."""
+    """Open JSON lines or an array. Its columns are the lists of the first record."""
     reader = reader_for(file.format)
     assert isinstance(reader, JsonlReader)  # noqa: S101 by its format
 
-    def records() -> Iterator[tuple[int, bytes | memoryview]]:
-        count = 0
+    def blocks() -> Iterator[tuple[int, Sequence[bytes | memoryview]]]:
+        first = 0
         with open_source(file) as source:
             for block in reader.blocks(file, source, Slice(file.index, 0, None, 0)):
-                yield from enumerate(block.pieces, count)
-                count += len(block.pieces)
+                if len(block.pieces):
+                    yield first, block.pieces
+                first += len(block.pieces)
                 if block.bad:
-                    raise ValueError(f"row {count}: {block.bad[0].reason}")
-
-    def decoded(number: int, piece: bytes | memoryview) -> dict[str, list[int]]:
-        try:
-            fields = _fields_in(piece)
-            lists = {name: _list_in(fields[name]) for name in _READ[:-1] if name in fields}
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise ValueError(f"row {number}: {error}") from error
-        if number == 0 and lists.get("input_ids") is None:
-            _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
-        return {name: values for name, values in lists.items() if values is not None}
+                    raise ValueError(f"row {first}: {block.bad[0].reason}")
 
     with _readable(file.path):
-        names = next((list(decoded(*record)) for record in records()), ["input_ids"])
-        rows = sum(1 for _ in records())
+        record = next((_object_in(records[0]) for _, records in blocks()), _NO_RECORD)
+        lists = {name: record[name] for name in _READ[:-1] if type(record.get(name)) is list}
+        kinds = {name: pa.bool_() if {*map(type, values)} == {bool} else pa.int64()
+                 for name, values in lists.items()}  # fmt: skip
+        if "input_ids" not in kinds:
+            _chosen(pa.schema([(name, pa.null()) for name in record]), file.path)
+        rows = sum(len(records) for _, records in blocks())
+    schema = pa.schema([(name, pa.list_(kinds.get(name, pa.int64()))) for name in _READ[:-1]])
 
     def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
-        held, tokens = list[dict[str, list[int]]](), 0
-        for number, piece in records():
-            held.append(decoded(number, piece))
-            for name in sorted(held[-1].keys() ^ {*names})[:1]:
-                has = "has no" if name in names else "has"
-                raise ValueError(f"row {number}: {has} {name}, expected the columns of row 0")
-            tokens += 1 + len(held[-1]["input_ids"])  # so that empty rows end, too
-            if tokens > _AT_ONCE or number == rows - 1:
-                lists = [[[*map(int, record[name])] for record in held] for name in names]
-                arrays = [pa.array(column, pa.large_list(pa.int64())) for column in lists]
-                yield number + 1 - len(held), pa.RecordBatch.from_arrays(arrays, names)
-                held, tokens = [], 0
+        for first, records in blocks():
+            table = _decoded(records, first, schema)
+            for name in table.column_names:
+                odd = pc.index(table[name].is_null(), name in kinds).as_py()
+                if odd >= 0:
+                    has = "has no" if name in kinds else "has"
+                    expected = f"{has} {name}, expected the columns of row 0"
+                    raise ValueError(f"row {first + odd}: {expected}")
+            yield first, table.select([*kinds]).combine_chunks().to_batches()[0]
 
-    return SetFile(file.path, rows, names, batches)
+    return SetFile(file.path, rows, [*kinds], batches)
+
+
+def _object_in(record: bytes | memoryview) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(record, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"row 0: {error}") from error
+
+
+def _decoded(records: Sequence[bytes | memoryview], first: int, schema: Any) -> Any:
+    """Decode records from number `first` on, as a table of the columns that they have or lack."""
+    data = b"\n".join(records)
+    try:
+        return pa.json.read_json(
+            pa.BufferReader(data),
+            pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            pa.json.ParseOptions(
+                schema, newlines_in_values=True, unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"among the rows from {first} on: {error}") from error
 
 
 # --- files of tokens end to end
