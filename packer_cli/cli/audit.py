@@ -20,8 +20,8 @@ from packer_cli.cli.reports import (
     refuse_name,
     show_reports,
 )
-from packer_cli.errors import DataError, UsageError
-from packer_cli.options.option import COUNT, as_option, whole
+from packer_cli.errors import DataError
+from packer_cli.options.option import COUNT_OR_ALL, as_option, whole
 from packer_cli.options.run_options import ProgressOptions
 
 if TYPE_CHECKING:
@@ -45,15 +45,17 @@ SetName = Annotated[
 
 
 @dataclass(frozen=True)
-class AuditOptions(PageOptions, ViewOptions, ProgressOptions):
+class SetOptions(PageOptions, ViewOptions):
+    """What is known of a set that packer has not made."""
+
     tokenizer: Annotated[
         str | None,
         Option(
             "--tokenizer",
             "-t",
             metavar="NAME",
-            help="The tokenizer of the model, which says what EOS, BOS and padding are. Default: "
-            "the set's own, or what is plain from it.",
+            help="The tokenizer of a set that packer has not made, for its text, and for what EOS, "
+            "BOS and padding are. Default: the set's own, or what is plain from it.",
         ),
     ] = None
     format: Annotated[
@@ -67,9 +69,15 @@ class AuditOptions(PageOptions, ViewOptions, ProgressOptions):
             "--max-length", "-l", help="Tokens of a full row. Default: as many as the longest have."
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class AuditOptions(SetOptions, ProgressOptions):
     sample: Annotated[
-        str, Option(metavar="N|all", help="How many rows are read, evenly spread.")
-    ] = "all"
+        int | None,
+        COUNT_OR_ALL,
+        Option(help="How many rows are read, evenly spread. Default: all."),
+    ] = None
 
 
 def audit(name: SetName, options: AuditOptions) -> None:
@@ -87,13 +95,10 @@ def audit(name: SetName, options: AuditOptions) -> None:
 
     refuse_name("SET", name)
     check_page(options.html, as_json=options.as_json)
-    sample = None if options.sample == "all" else COUNT.parse(options.sample) or 0
-    if sample is not None and sample < 1:
-        raise UsageError(f"--sample: {options.sample!r} is neither a positive number nor all")
     with unreadable():
         set_ = open_set(name, options.format, options.max_length, options.tokens)
         info = tokenizer_of(options.tokenizer)
-        result = run(set_, info, max_length=options.max_length, sample=sample)
+        result = run(set_, info, max_length=options.max_length, sample=options.sample)
         rows = None
         if options.html is not None:
             chosen = _rows_for(result)

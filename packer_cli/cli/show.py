@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from packer_cli.cli.audit import (
     SetName,
+    SetOptions,
     decoder_of,
     reader_of,
     shown_rows,
@@ -21,8 +22,6 @@ from packer_cli.cli.audit import (
 )
 from packer_cli.cli.reports import (
     LOCAL_ONLY,
-    PageOptions,
-    ViewOptions,
     check_page,
     print_note,
     show_reports,
@@ -50,26 +49,11 @@ _ON_PAGE, _AT_ONCE = 20, 64  # rows: without numbers, and that are held together
 
 
 @dataclass(frozen=True)
-class ShowOptions(PageOptions, ViewOptions, StepOptions, ReportOptions):
+class ShowOptions(SetOptions, StepOptions, ReportOptions):
     segment: Annotated[
         int | None, WHOLE, Option(metavar="K", help="Show only this segment of each row.")
     ] = None
     ids: Annotated[bool, Option(help="Show token ids instead of text.")] = False
-    tokenizer: Annotated[
-        str | None,
-        Option(
-            "--tokenizer",
-            "-t",
-            metavar="NAME",
-            help="The tokenizer of a set that packer has not made, for text in place of ids.",
-        ),
-    ] = None
-    format: Annotated[
-        str | None, Option(metavar="NAME", help="What its columns mean, as packer audit takes it.")
-    ] = None
-    max_length: Annotated[
-        int | None, whole(1, 1 << 24), Option("--max-length", "-l", help="Tokens of its full rows.")
-    ] = None
     step: Annotated[
         int | None,
         whole(0, 10**12),

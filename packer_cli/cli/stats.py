@@ -39,7 +39,7 @@ class StatsOptions(PageOptions, StepOptions, ViewOptions, ReportOptions):
     ] = None
     by: Annotated[
         str | None,
-        choice(("shard", "input", "source"), suggested_for={"input": ("file",)}),
+        choice(("shard", "input", "source")),
         Option(metavar="WHAT", help="Also a line for each {}."),
     ] = None
     deep: Annotated[bool, Option(help="Recount from the shards; exit 1 on any difference.")] = False

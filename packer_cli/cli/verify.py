@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, notes
 from packer_cli.errors import DataError, UsageError, one_line
-from packer_cli.options.option import COUNT, whole
+from packer_cli.options.option import COUNT_OR_ALL, whole
 from packer_cli.options.run_options import EncodingOptions, ProgressOptions, Workers
 
 
@@ -22,12 +22,10 @@ class VerifyOptions(ViewOptions, ProgressOptions):
         bool, Option(help="Also pack units again from their inputs, and compare.")
     ] = False
     sample: Annotated[
-        str,
-        Option(
-            metavar="N|all",
-            help="How many documents the units have that are packed again; all: every unit is.",
-        ),
-    ] = "1000"
+        int,
+        COUNT_OR_ALL,
+        Option(help="How many documents the units have that are packed again; all: every unit is."),
+    ] = 1000
     seed: Annotated[int, whole(0), Option(help="Seed of the sample.")] = 0
 
 
@@ -56,10 +54,7 @@ def verify(
     from packer_cli.storage import local
     from packer_cli.verify import verify as check
 
-    directory, sample = local(name, LOCAL_ONLY), options.sample
-    count = None if sample == "all" else COUNT.parse(sample) or 0
-    if count is not None and count < 1:
-        raise UsageError(f"--sample: {sample!r} is neither a positive number nor all")
+    directory = local(name, LOCAL_ONLY)
     if inputs and not options.against_inputs:
         raise UsageError(
             "inputs are for --against-inputs", "packer verify DIR --against-inputs ..."
@@ -69,8 +64,13 @@ def verify(
     if options.against_inputs:
         from packer_cli.verify.again import compare_inputs  # needs a tokenizer
 
-        compare = partial(compare_inputs, options=encoding, inputs=inputs or (), sample=count,
-                          seed=options.seed)  # fmt: skip
+        compare = partial(
+            compare_inputs,
+            options=encoding,
+            inputs=inputs or (),
+            sample=options.sample,
+            seed=options.seed,
+        )
     places = [Path(part) for part in splits_of(directory)] or [directory]
     findings_of = {
         place: check(

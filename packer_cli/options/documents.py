@@ -94,19 +94,12 @@ class DocumentConfig(OptionGroup):
     ] = ()
     input_format: Annotated[
         str | None,
-        choice(
-            FILE_FORMATS,
-            suggested_for={
-                "jsonl": ("jsonlines", "ndjson"),
-                "text": ("txt",),
-                "arrow": ("feather",),
-            },
-        ),
+        choice(FILE_FORMATS),
         Option(metavar="FORMAT", help="What the files are: {}. Default: by file name."),
     ] = None
     sample_by: Annotated[
         str,
-        choice(("line", "paragraph", "document"), suggested_for={"document": ("file", "whole")}),
+        choice(("line", "paragraph", "document")),
         Option(help="What a document of a plain text file is: {}."),
     ] = "line"
     chat_template: Annotated[
@@ -133,22 +126,12 @@ class DocumentConfig(OptionGroup):
     ] = None
     train_on: Annotated[
         str | None,
-        choice(
-            TRAIN_ON,
-            suggested_for={
-                "last-assistant": ("last", "last-turn"),
-                "completion": ("response",),
-                "all": ("full",),
-            },
-        ),
+        choice(TRAIN_ON),
         Option(help="Which tokens are trained on: {}."),
     ] = None
     turns: Annotated[
         str,
-        choice(
-            {"all": "one document", "each": "one for each answer, as it is prompted for"},
-            suggested_for={"all": ("one",), "each": ("every",)},
-        ),
+        choice({"all": "one document", "each": "one for each answer, as it is prompted for"}),
         Option(help="What a conversation becomes: {}."),
     ] = "all"
     train_reasoning: Annotated[

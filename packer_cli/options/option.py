@@ -149,12 +149,13 @@ class DeclaredOption(NamedTuple):
 
     def _choice(self, name: str, value: str) -> str:
         choices = {choice: choice for choice in self.format.choices}
-        choices |= _by_name(self.format.aliases)
+        choices |= {
+            other: choice for choice, names in self.format.aliases.items() for other in names
+        }
         for spelled in (value, value.lower().replace("_", "-")):
             if spelled in choices:
                 return choices[spelled]
-        near = choices | _by_name(self.format.suggested_for)
-        raise one_of(name, value, self.format.choices, near)
+        raise one_of(name, value, self.format.choices, choices)
 
     def missing(self, elsewhere: str = "") -> UsageError:
         """Return the error for a required option. `elsewhere`: goes into the tip."""
@@ -209,10 +210,6 @@ def _format_of(hint: Any) -> ValueFormat:
     return FLAG if bool in members else NUMBER if float in members else TEXT
 
 
-def _by_name(names_of: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    return {name: choice for choice, names in names_of.items() for name in names}
-
-
 def refuse_missing(group: type, values: Mapping[str, Any], elsewhere: str = "") -> None:
     """Raise UsageError if a required option has no value. `elsewhere`: goes into the tip."""
     for name, option in options_of(group).items():
@@ -265,15 +262,14 @@ def in_terms_of_fields(error: UsageError, place: str = "") -> UsageError:
 class ValueFormat:
     """A way to write values of an option.
 
-    expected       describes a value, for messages
-    parse          text, or what TOML has -> value; None if it is not a value of this format
-    metavar        stands for the value in --help
-    kind           "flag", "single", "list" (may be given several times), "pairs" (NAME=VALUE, may
-                   be given several times) or "arguments" (pairs whose values are JSON)
-    least, most    limits of a number, both allowed
-    choices        allowed value -> its meaning, or "" if the name is clear
-    aliases        choice -> its other names
-    suggested_for  choice -> names that are not allowed, for which it is suggested
+    expected     describes a value, for messages
+    parse        text, or what TOML has -> value; None if it is not a value of this format
+    metavar      stands for the value in --help
+    kind         "flag", "single", "list" (may be given several times), "pairs" (NAME=VALUE, may be
+                 given several times) or "arguments" (pairs whose values are JSON)
+    least, most  limits of a number, both allowed
+    choices      allowed value -> its meaning, or "" if the name is clear
+    aliases      choice -> its other names
     """
 
     expected: str
@@ -284,7 +280,6 @@ class ValueFormat:
     most: float | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    suggested_for: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def is_repeated(self) -> bool:
@@ -340,6 +335,10 @@ def _exactly(number: int | float) -> int | None:
 
 WHOLE = ValueFormat("a whole number like 4096 or 4k", _number("[kKmMgGtT]?", _exactly), "N")
 COUNT = replace(WHOLE, least=1)
+COUNT_OR_ALL = replace(  # all is more than there is of anything
+    COUNT, expected="a number like 1000, or all", metavar="N|all",
+    parse=lambda value: 1 << 62 if value == "all" else WHOLE.parse(value),
+)  # fmt: skip
 TOKENS = ValueFormat(
     "a number of tokens like 200M or 2B", _number("[kKmMbBgGtT]?", round, _THOUSANDS), least=1
 )
@@ -371,32 +370,19 @@ TEXT = ValueFormat("text in quotes", _of_type(str))
 
 
 def choice(
-    choices: Mapping[str, str] | Iterable[str],
-    aliases: Mapping[str, Sequence[str]] | None = None,
-    suggested_for: Mapping[str, Sequence[str]] | None = None,
+    choices: Mapping[str, str] | Iterable[str], aliases: Mapping[str, Sequence[str]] | None = None
 ) -> ValueFormat:
     """Return the format of a text that is one of several; they may come with their meanings."""
     meanings = choices if isinstance(choices, Mapping) else dict.fromkeys(choices, "")
-    return replace(
-        TEXT,
-        metavar="NAME",
-        choices=meanings,
-        aliases=aliases or {},
-        suggested_for=suggested_for or {},
-    )
+    return replace(TEXT, metavar="NAME", choices=meanings, aliases=aliases or {})
 
 
 def names(
     choices: Iterable[str] = (), aliases: Mapping[str, Sequence[str]] | None = None
 ) -> ValueFormat:
     """Return the format of names with commas between them."""
-    return ValueFormat(
-        "a list like a,b",
-        _names,
-        "NAMES",
-        choices=dict.fromkeys(choices, ""),
-        aliases=aliases or {},
-    )
+    meanings = dict.fromkeys(choices, "")
+    return ValueFormat("a list like a,b", _names, "NAMES", choices=meanings, aliases=aliases or {})
 
 
 def _texts(value: Any) -> tuple[str, ...] | None:

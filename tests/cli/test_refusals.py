@@ -45,7 +45,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --carry w:int32             | --carry: no record at the beginning of a.jsonl has 'w'
 --carry w:int32 --carry-default w=0.5 | --carry-default: w: 0.5 is not a value of int32
 --carry w:int32 --carry-default v=0 | --carry-default: nothing carries 'v'
---sample-by file            | --sample-by: 'file' is not one of | did you mean document?
+--sample-by file            | --sample-by: 'file' is not one of line, paragraph, document
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
 --balance attention --strategy nf   | --balance does not go with --strategy next-fit
 --max-segments-per-row 2 --strategy wrap | --max-segments-per-row does not go with --strategy wrap
@@ -129,7 +129,7 @@ pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a
 pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
 pack run.toml --overlong drop | --overlong drop does not go with --strategy wrap
-verify out --sample some    | --sample: 'some' is neither a positive number nor all
+verify out --sample some    | --sample: 'some' is not a number like 1000, or all
 verify out --seed -1        | --seed: -1 is negative
 verify no                   | no: no such directory
 --max-lenth 8               | No such option: --max-lenth | did you mean --max-length?
