@@ -269,9 +269,7 @@ def _by_lengths(raw: FlatRows, set_: AuditedSet, name: str, padded: str) -> tupl
 
 
 def _lengths_of(raw: FlatRows, set_: AuditedSet, name: str) -> Column:
-    """Return the lengths of a column of lengths or of limits. Raises DataError if they exceed the
-    row.
-    """
+    """Return a column of lengths or limits as lengths. Raises DataError if they exceed a row."""
     (values, edges), rows = raw.columns[name], np.diff(raw.columns["input_ids"].offsets)
     values = values.astype(np.int64)
     is_bounds = name.startswith(("cu_", "seq_start"))

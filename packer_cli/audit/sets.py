@@ -33,6 +33,7 @@ from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import MegatronReader
 from packer_cli.inputs.jsonl import JsonlReader
+from packer_cli.inputs.record_columns import is_list
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import MASKS
 from packer_cli.records import InputFile, Int64, Slice, offsets_of
@@ -300,10 +301,7 @@ def _column(array: Any, name: str) -> tuple[Any, Int64]:
 
 
 def _columns_of(batch: Any, place: str, first: int) -> dict[str, Column]:
-    """Return the columns of a record batch.
-
-    Raises DataError for nulls, and for lists without exactly one value for each token.
-    """
+    """Return the columns of a batch. Raises DataError if a token has not one value in each."""
     columns, ids = {}, _column(batch.column("input_ids"), place)[1]
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         values, offsets = _column(array, f"{place}: {name}")
@@ -330,10 +328,7 @@ def _signed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _chosen(schema: Any, place: str) -> tuple[list[str], dict[str, str]]:
-    """Return (names of columns to read, types of ignored columns by name) of a schema.
-
-    Raises DataError if there is no column of token ids.
-    """
+    """Return (columns to read, types of ignored ones) of a schema. Raises DataError without ids."""
     kinds = {name: schema.field(name).type for name in _READ if schema.names.count(name) == 1}
     names = [name for name, kind in kinds.items() if _is_read(name, kind)]
     ignored = {name: str(kind) for name, kind in kinds.items() if name not in names}
@@ -350,8 +345,7 @@ def _chosen(schema: Any, place: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _is_read(name: str, kind: Any) -> bool:
-    are_lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    if not any(is_list(kind) for is_list in are_lists):
+    if not is_list(kind):
         return False
     if name == "segments":
         return bool(kind.value_type == _SEGMENTS)
@@ -463,10 +457,7 @@ _FlatColumn = tuple[str, np.dtype[Any], int]  # file, type of its values, byte o
 def _flat(
     offsets: Mapping[str, Int64], sources: Mapping[str, _FlatColumn], *, documents: bool
 ) -> SetFile:
-    """Open rows that are stored end to end, in a file for each column.
-
-    offsets  int64[rows + 1] of each column
-    """
+    """Open rows that are stored end to end, in a file for each column with its `offsets`."""
     ids, place = offsets["input_ids"], sources["input_ids"][0]
     _refuse_long(place, ids)
 
@@ -487,13 +478,11 @@ def _flat(
 
 def _values(source: _FlatColumn, begin: int, stop: int) -> npt.NDArray[Any]:
     path, kind, header = source
-    size, data = (stop - begin) * kind.itemsize, bytearray()
-    with _readable(path), storage.open_bytes(path) as file:
+    size = (stop - begin) * kind.itemsize
+    with _readable(path), storage.open_lines(path) as file:
         file.seek(header + begin * kind.itemsize)
-        while len(data) < size:
-            if not (more := file.read(size - len(data))):
-                raise DataError(f"{path}: ends before its index says: it was cut short", _AGAIN)
-            data += more
+        if len(data := file.read(size)) < size:
+            raise DataError(f"{path}: ends before its index says: it was cut short", _AGAIN)
     return np.frombuffer(data, kind)
 
 

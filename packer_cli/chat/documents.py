@@ -31,7 +31,7 @@ from packer_cli.chat.probe import kind_of_piece, summed, words_of
 from packer_cli.chat.renderer import Document, Renderer
 from packer_cli.chat.templates import TemplateChoice
 from packer_cli.chat.turns import speakers
-from packer_cli.errors import InternalError, UsageError, named
+from packer_cli.errors import InternalError, named
 from packer_cli.inputs.record_columns import value_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -109,9 +109,7 @@ class Composer:
 
     @cached_property
     def _renderers(self) -> tuple[Renderer, ...]:
-        """For conversations; the last one is for those with tools. They are made when a worker
-        needs them first: that renders messages of packer's own.
-        """
+        """Renderers for conversations, made in a worker; the last one is for those with tools."""
         if self._template is None:
             return ()
         limits.begin_template()
@@ -125,9 +123,7 @@ class Composer:
         )
 
     def compose(self, records: Records) -> Records:
-        """Return the records with texts and spans instead of fields; those that cannot be documents
-        join `bad`.
-        """
+        """Return the records with texts and spans instead of fields; bad ones join `bad`."""
         if self._template is None:
             return self._composed(records)
         with limits.limited():
@@ -217,9 +213,7 @@ class Composer:
         return Document(text, spans)
 
     def _spelled(self, parsed: Conversation | Document) -> list[Any]:
-        """Find special tokens in a record's content. They may begin in a prompt, or in a part, and
-        end in what follows it.
-        """
+        """Find special tokens in a record, also across the parts of its content."""
         if isinstance(parsed, Document):
             is_possible = self._specials.may_be_in(parsed.text)
             return self._specials.in_record(parsed.text) if is_possible else []
@@ -261,11 +255,6 @@ class Composer:
 
     def _renderer(self, tools: list[Any] | None, arguments: dict[str, Any] | None) -> Renderer:
         """Choose as transformers does: another template may be for conversations with tools."""
-        if not self._renderers:
-            raise UsageError(
-                "messages need a chat template, and the tokenizer has none",
-                "give one with --chat-template FILE",
-            )
         renderer = self._renderers[-1 if tools else 0]
         return renderer.with_arguments(arguments) if arguments else renderer
 
@@ -339,9 +328,7 @@ def _answers(messages: list[_Message], train_on: str | None) -> list[int]:
 
 
 def _up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversation]:
-    """Return the conversations up to each of these messages of the assistant. Raises
-    MalformedError.
-    """
+    """Return the conversations up to each of these answers. Raises MalformedError."""
     messages, answers = conversation.messages, speakers(conversation.messages)
     if len(answers) > MOST_TURNS:
         raise MalformedError(
@@ -401,9 +388,7 @@ def _unshown_text(document: Document) -> str:
 
 
 def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> Int32:
-    """Count the trained turns of the assistant in each document, and those without one of
-    `end_tokens` at their end: int32[n, 2].
-    """
+    """Count trained turns, and those without an end token, by document: int32[n, 2]."""
     counts = np.zeros((len(documents), 2), np.int32)
     for number, document in enumerate(documents):
         if document.conversation is None or not document.turns:
@@ -454,9 +439,7 @@ def _end_to_end(parts: list[Columns]) -> Columns:
 
 
 def byte_spans(documents: list[Document], columns: Columns | None = None) -> TrainedSpans | None:
-    """The spans of all documents in UTF-8 bytes of their texts; None when all is trained.
-    `columns`: of the spans.
-    """
+    """Return the spans of all documents, in bytes of UTF-8; None if all is trained."""
     if all(document.spans is None for document in documents):
         return None
     counts, edges = [], list[int]()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from packer_cli.chat.documents import byte_spans, message_columns, values_of_messages
 from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError
+from packer_cli.chat.renderer import Document
 from packer_cli.errors import DataError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.options.documents import DocumentConfig
@@ -28,10 +29,7 @@ from packer_cli.result.counts import Counts
 from packer_cli.tokenization.encoding import Encoded, documents_of, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from packer_cli.chat.renderer import Document
-
-_Render = Callable[[Conversation], "Document"]  # raises RefusedError
+_Render = Callable[[Conversation], Document]  # raises RefusedError
 
 
 class SupervisedEncoder:
@@ -96,9 +94,7 @@ def _doubled(batch: Documents, bos: int | None) -> int:
 
 
 def repeated_tokens(batch: Documents) -> int:
-    """Count the tokens that successive documents of a record have in common from their beginning:
-    those that would be saved if it were stored once.
-    """
+    """Count the tokens that successive documents of a record have in common at first."""
     record, ids = batch.position // MOST_TURNS, batch.token_ids
     repeated = 0
     for document in (np.flatnonzero(np.diff(record) == 0) + 1).tolist():
@@ -174,12 +170,6 @@ def _fitting(
 
 
 def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig) -> Documents:
-    from packer_cli.chat.documents import (  # noqa: PLC0415 jinja2 is slow
-        byte_spans,
-        message_columns,
-        values_of_messages,
-    )
-
     values = values_of_messages(document, message_columns(config))
     return documents_of([document.text], byte_spans([document], values), tokenizer)
 

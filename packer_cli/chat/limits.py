@@ -76,9 +76,7 @@ def probing() -> Iterator[None]:
 
 
 def reason_of(number: int) -> str:
-    """Return why the rendering with this number is refused. Raises UsageError if the template takes
-    too long by itself.
-    """
+    """Return why a rendering is refused. Raises UsageError if the template itself is too slow."""
     took = f"takes more than {SECONDS_PER_RECORD:g} s"
     if number == _COMPILING:
         raise UsageError(

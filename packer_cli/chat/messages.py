@@ -206,9 +206,7 @@ class Naming:
 
 
 def with_noted(messages: Any, names: Collection[str]) -> Any:
-    """Note the values of these names in messages, under VALUES, which no template gets. A message
-    is trained on if the flags among them are not 0.
-    """
+    """Note values of these names in messages, under VALUES; flags that are 0 leave untrained."""
     if isinstance(messages, str):
         with suppress(*_JSON_ERRORS):
             messages = msgspec.json.decode(messages)

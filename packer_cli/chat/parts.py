@@ -46,11 +46,7 @@ class UntrainedParts:
         self, rendering: Rendering, conversation: Conversation, trained: Collection[int],
         noted: list[_Message],
     ) -> list[Span]:  # fmt: skip
-        """Return (start, stop) of untrained characters of the messages with the numbers `trained`.
-
-        `noted`: the messages with packer's notes, which the template never gets. Raises
-        UndecidableError.
-        """
+        """Return the untrained characters of messages. Raises UndecidableError."""
         spans, config, messages = list[Span](), self._config, conversation.messages
         ranged = [number for number in trained if RANGES in noted[number]]
         if ranged:
@@ -140,9 +136,7 @@ class UntrainedParts:
     def _calls(
         self, rendering: Rendering, conversation: Conversation, numbers: list[int]
     ) -> list[Span]:
-        """Find what turns have because of their calls. Results need their calls, so only the
-        conversation up to the turn is rendered without them.
-        """
+        """Find what turns have because of their calls, without which results are refused."""
         written, text = self._written(rendering, conversation), rendering.text
         spans = list[Span]()
         for number in numbers:

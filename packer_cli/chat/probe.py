@@ -268,9 +268,7 @@ class _Results(NamedTuple):
 
 
 def _look_of(text: str, role: Any) -> str | _Thinks | _Results | None:
-    """Return what a probe keeps of a text: a blank one itself, the form of the assistant's thought,
-    the edges of a tool's result; None for words alone.
-    """
+    """Return what a probe keeps of a text; None for words alone."""
     if not has_words(text):
         return text
     if role == ASSISTANT and THOUGHT in text:
@@ -302,10 +300,7 @@ _kinds: dict[Any, object] = {}
 
 
 def kinds_of(messages: list[_Message]) -> tuple[object, ...]:
-    """Return the kind of each message: all but its words that may decide how it is rendered.
-
-    Messages of the same kind have the same object, so conversations are compared by their tuples.
-    """
+    """Return the kind of each message: the same object for all that are rendered alike."""
     if len(_kinds) > _MOST_KNOWN:
         _kinds.clear()
     kinds: tuple[object, ...] = texts.kinds_of(messages, _kinds, _new_kind)
@@ -377,9 +372,7 @@ def words_of(piece: Piece, conversation: Conversation) -> str:
 
 
 def _texts_of(piece: Piece, conversation: Conversation) -> list[str]:
-    """Return the texts that show a piece: its words, or the name of a tool, or the name and
-    arguments of a call.
-    """
+    """Return the texts that show a piece: words, the name of a tool, or a whole call."""
     if not isinstance(piece.part, int):
         return [words_of(piece, conversation).strip()]
     is_tool = piece.message == _TOOLS

@@ -106,9 +106,7 @@ class Renderer:
         return self._template.source
 
     def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
-        """Return the renderer for a record with arguments of its own. Raises RefusedError and
-        UndecidableError.
-        """
+        """Return the renderer for a record's own arguments. Raises RefusedError."""
         try:
             key = msgspec.json.encode(arguments)
         except (TypeError, ValueError, RecursionError) as error:
@@ -351,9 +349,7 @@ def _refuse_open_turns(structures: Structures, ends: tuple[str, ...]) -> None:
 
 
 def _open_turn(structures: Structures, ends: tuple[str, ...]) -> str:
-    """Describe the turn of the assistant that the template does not end; "" if it ends all, or if
-    its `{% generation %}` tags decide.
-    """
+    """Describe the turn of the assistant that the template does not end; "" if there is none."""
     for times in (2, 1):
         messages = [dict(message) for message in structures.talk.messages * times]
         talk = replace(structures.talk, messages=messages)
@@ -374,10 +370,7 @@ def _open_turn(structures: Structures, ends: tuple[str, ...]) -> str:
 
 
 def _shows_parts(template: ChatTemplate) -> bool:
-    """Tell whether the template writes content that is a list of parts, for all roles.
-
-    Many write nothing then, or only the user's.
-    """
+    """Tell whether the template writes content that is a list of parts, for all roles."""
     parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
     messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
     try:
@@ -388,9 +381,7 @@ def _shows_parts(template: ChatTemplate) -> bool:
 
 
 def _shows_arguments(template: ChatTemplate, arguments: Any) -> bool:
-    """Tell whether the template shows the arguments of a call, and neither dumps their text once
-    more nor writes them as Python does.
-    """
+    """Tell whether the template writes the arguments of a call as an object."""
     function = {"name": "f", "arguments": arguments}
     call = {"id": "abcdefghi", "type": "function", "function": function}
     asked, answer = {"role": "user", "content": "?"}, {"role": ASSISTANT, "content": ""}

@@ -54,10 +54,7 @@ class Reads:
 
 
 def arguments_of(sources: Iterable[str], special_tokens: Collection[str]) -> list[str]:
-    """Return the variables of templates that neither packer nor the tokenizer passes.
-
-    `special_tokens`: names of those that the tokenizer passes.
-    """
+    """Return the variables of templates that neither packer nor the tokenizer passes."""
     read = frozenset[str]().union(*(reads_of(source).names for source in sources))
     return sorted(read - {*PASSED, *special_tokens})
 

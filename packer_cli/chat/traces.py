@@ -500,9 +500,7 @@ def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any],
 
 
 def _ids_of(branches: _Branches) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
-    """Return the ids of all nodes, whether each is sampled, and the number of ids of each node.
-    Raises ValueError.
-    """
+    """Return ids and sampled flags of all nodes, and sizes of nodes. Raises ValueError."""
     ids, sizes = _lists_of("token_ids", _Ids, branches)
     marks, marked = _lists_of("mask", _Mask, branches)
     has_mask = marked > 0

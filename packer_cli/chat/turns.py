@@ -64,7 +64,7 @@ class TemplateBehavior:
     refusal    why the template does not render it; "" if it does, else all that follows is empty
     missing    pieces that the text leaves out
     empty      numbers of the assistant's messages that have something, and the text shows nothing
-    edges      of the assistant's turns, by the numbers of their messages, or why there are none
+    edges      of the assistant's turns, by the numbers of their messages
     shown      numbers of the assistant's messages that the text shows
     mistagged  what is wrong with the template's `{% generation %}` tags; "" if nothing is
     uses       how the template uses words, for a structure
@@ -74,7 +74,7 @@ class TemplateBehavior:
     refusal: str = ""
     missing: tuple[Piece, ...] = ()
     empty: tuple[int, ...] = ()
-    edges: dict[int, _Edges | str] = field(default_factory=dict)
+    edges: dict[int, _Edges] = field(default_factory=dict)
     shown: tuple[int, ...] = ()
     mistagged: str = ""
     uses: Uses = field(default_factory=Uses)
@@ -183,7 +183,7 @@ class Structures:
                     return self._learn(probe_of(conversation, names_calls=True))
                 except RefusedError as error:
                     why, numbers = str(error), speakers(conversation.messages)
-                    return TemplateBehavior(why, edges=dict.fromkeys(numbers, why))
+                    return TemplateBehavior(why, edges=dict.fromkeys(numbers, _Edges(why=why)))
 
     def _learn(self, probe: Probe) -> TemplateBehavior:
         """Learn from a probe. Raises RefusedError."""
@@ -212,10 +212,7 @@ class Structures:
         self, rendering: Rendering, conversation: Conversation, behavior: TemplateBehavior, *,
         by_message: bool = True,
     ) -> list[AssistantSpan]:  # fmt: skip
-        """Find what the assistant wrote, in order; not `by_message`: perhaps all together.
-
-        Raises UndecidableError.
-        """
+        """Find what the assistant wrote, in order. Raises UndecidableError."""
         messages = conversation.messages
         if not (numbers := speakers(messages)):
             return []
@@ -253,17 +250,17 @@ class Structures:
         for number, turn in turns.items():
             within = inner.get(number, [])
             unseen = f"no loop of the template shows the turn of message {number}"
-            edges = behavior.edges.get(number, unseen)
-            spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
+            edges = behavior.edges.get(number, _Edges(why=unseen))
+            spans = edges.spans(text, turn, within)
             if spans is None and not behavior.words:  # its own fields may be shown
                 edges = self.learn(conversation).edges.get(number, edges)
-                spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
-            is_known = spans is not None or isinstance(edges, str)
-            if (behavior.words or not is_known) and self.prompts:
+                spans = edges.spans(text, turn, within)
+            is_other = spans is None and not edges.why
+            if (behavior.words or is_other) and self.prompts:
                 spans = self._by_prompt(spans, text, number, turn, conversation, bool(within))
             if spans is None:
                 why = f"message {number} is not rendered as others like it are"
-                raise undecidable(edges if isinstance(edges, str) else why)
+                raise undecidable(edges.why or why)
             written.append(AssistantSpan(number, spans))
         return written
 
@@ -411,12 +408,14 @@ class _Edges:
     ending   what follows the turn, and ends it
     tail     white space at the end of the turn that is not the assistant's
     resumes  whether the assistant goes on after the results of tools that the turn holds
+    why      reason why none of this is known
     """
 
-    header: str
+    header: str = ""
     ending: str = ""
     tail: str = ""
     resumes: bool = False
+    why: str = ""
 
     def spans(self, text: str, turn: Turn, inner: list[Turn]) -> list[Span] | None:
         """The assistant's part of such a turn; None if the turn is not of this kind.
@@ -424,7 +423,7 @@ class _Edges:
         `inner`: the turns of others within the turn, in order.
         """
         stop = inner[0].start if inner else turn.stop
-        if not text.startswith(self.header, turn.start, stop):
+        if self.why or not text.startswith(self.header, turn.start, stop):
             return None
         if not text.startswith(self.ending, stop) or not text.endswith(self.tail, turn.start, stop):
             return None
@@ -448,16 +447,16 @@ class _Learner:
         self._owners = {mark: i for i, marks in enumerate(probe.marks) for mark in marks}
         self._usual_end = ""  # what follows the words of the last turn, which ends as its text does
 
-    def all_edges(self) -> dict[int, _Edges | str]:
-        """Edges of the assistant's turns by numbers of messages, or why there are none."""
+    def all_edges(self) -> dict[int, _Edges]:
+        """Return the edges of the assistant's turns by numbers of messages."""
         turns = _numbered(_assistants(self._rendering), self._probe.messages) or {}
         inner = _inner_turns(self._rendering.turns, turns)
-        edges: dict[int, _Edges | str] = {}
+        edges = dict[int, _Edges]()
         for number in reversed(turns):  # the last one first: it shows how turns end
             try:
                 edges[number] = self._edges(number, turns[number], inner.get(number, []))
             except _DisagreementError as error:
-                edges[number] = str(error)
+                edges[number] = _Edges(why=str(error))
         return edges
 
     def _edges(self, number: int, turn: Turn, inner: list[Turn]) -> _Edges:

@@ -51,9 +51,7 @@ _OPEN_TOKENS = 1 << 12  # of the first rows, so that the page opens at once
 
 
 def page(report: Report) -> bytes:
-    """Return the page as a file's content. Characters that UTF-8 cannot write are escaped, as
-    \\udc80.
-    """
+    """Return the page as a file's content, with what UTF-8 cannot write escaped."""
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
         finalize=lambda value: one_line(value) if type(value) is str else value,

@@ -77,9 +77,7 @@ class Shown:
 
 
 def numbers_of(texts: list[str], rows: int, what: str) -> Iterator[int]:
-    """Return numbers of rows or documents from "7", "-1" (the last) and "3-5". Raises UsageError
-    for numbers that are not there.
-    """
+    """Return row or document numbers from "7", "-1" (the last) and "3-5". Raises UsageError."""
     ranges = []
     for text in texts:
         match = _ROWS.fullmatch(text)
@@ -103,9 +101,7 @@ def numbers_of(texts: list[str], rows: int, what: str) -> Iterator[int]:
 
 
 def pick(row: Shown, segment: int) -> list[Segment]:
-    """Return one segment of a row; negative numbers count from the end. Raises UsageError if there
-    is none.
-    """
+    """Return one segment of a row, by a number that may be negative. Raises UsageError."""
     count = len(row.segments)
     if not -count <= segment < count:
         raise UsageError(
@@ -174,9 +170,7 @@ class _Span(NamedTuple):
 
 
 def _spans(segment: Segment, decoder: Decoder | None, *, whole: bool = False) -> list[_Span]:
-    """Cut a segment where special changes and, unless it is taken as a `whole`, where trained does.
-    Texts are "" without a decoder.
-    """
+    """Cut a segment where special changes and, unless it is a `whole`, where trained does."""
     ids, trained = segment.ids.tolist(), None if whole else segment.trained
     flags = [None] * len(ids) if trained is None else trained.tolist()
     names = {token: decoder.special(token) if decoder else None for token in {*ids}}
@@ -232,9 +226,7 @@ def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
 
 
 def _plain(values: Any) -> Any:
-    """Return values as Python has them: a float with as few digits as distinguish it from its
-    neighbors.
-    """
+    """Return values as Python has them, floats with as few digits as they need."""
     if values.dtype.kind == "f":
         values = values.astype(str).astype(np.float64)
     return values.tolist()

@@ -160,10 +160,7 @@ def figures(manifest: Manifest) -> _Values:
 
 
 def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> _Values:
-    """Return totals of rows, as in a manifest, and what follows from them.
-
-    `rows_over_bound`: rows divided by the lower bound.
-    """
+    """Return totals of rows and what follows from them, such as rows over the lower bound."""
     names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
     mixed, costs = mixedness(totals, totals["histograms"]), totals.get("attention_cost") or {}
     spreads = {

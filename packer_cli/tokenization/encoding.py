@@ -75,10 +75,7 @@ def plain_encoder(
 
 
 def skipping(encode: Encode, tokenizer: Tokenizer, turns: str = "") -> Encode:
-    """Return the encoder with records bad if the tokenizer cannot encode one of their texts.
-
-    `turns`: the option, if texts are turns of records.
-    """
+    """Return the encoder with records bad whose texts, perhaps their `turns`, it cannot encode."""
 
     def encode_others(records: Records, file: InputFile) -> Encoded:
         try:

@@ -132,9 +132,7 @@ class ReferenceEngine:
         return self.places(texts, placed=False)[:2]
 
     def places(self, texts: Sequence[str], *, placed: bool = True) -> tuple[UInt32, Int64, Int64]:
-        """Encode, and return the characters first..end of each token, too: int64[T, 2], or none if
-        not `placed`, which is faster.
-        """
+        """Encode, and return the characters of each token, int64[T, 2]; none if not `placed`."""
         parts, places = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)]
         lengths: list[int] = []
         for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
@@ -179,9 +177,7 @@ class ReferenceEngine:
         return self._facts.ids[token]
 
     def around(self) -> tuple[list[int], list[int]] | None:
-        """Return (prefix, suffix), the ids that the post-processor puts around a document; None if
-        it does anything else.
-        """
+        """Return the ids that the post-processor puts around a document; None if it does more."""
         if self._facts.around is None:
             self._facts.around = self._around()
         return self._facts.around

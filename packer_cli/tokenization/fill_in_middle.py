@@ -47,9 +47,7 @@ class FillInMiddle(NamedTuple):
     tokens: tuple[str, str, str]
 
     def parts(self, text: str, specials: Specials) -> list[tuple[str, str]] | None:
-        """Return (token, the text after it) in the new order; None if the text stays as it is, as
-        all do that have such tokens.
-        """
+        """Return (token, the text after it) in the new order; None if the text stays as it is."""
         content = text.encode("utf-8", "surrogatepass")
         digest = blake2b(content, digest_size=32, person=b"packer fim").digest()
         whether, which, *cuts = unpack("<4Q", digest)
@@ -64,9 +62,7 @@ class FillInMiddle(NamedTuple):
         return list(zip(self.tokens, (beginning, end, middle), strict=True))
 
     def rearranged(self, records: Records, specials: Specials) -> tuple[Records, int]:
-        """Rearrange texts of records. Returns the records and the number of rearranged texts, whose
-        tokens do not count as special tokens in their content.
-        """
+        """Rearrange texts of records. Returns the records and the number of rearranged texts."""
         texts, number = [*(records.texts or ())], 0
         for i, text in enumerate(texts):
             if (parts := self.parts(text, specials)) is None:
@@ -80,9 +76,7 @@ class FillInMiddle(NamedTuple):
 
 
 def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> FillInMiddle | None:
-    """Return the rearrangement that options require; None for none. Raises UsageError if the
-    tokenizer has no tokens for it, or if they would take white space of the text with them.
-    """
+    """Return the rearrangement that options require, if any. Raises UsageError."""
     if not config.fim_rate:
         return None
     prefix, suffix, middle = tokens = _tokens(files)

@@ -95,9 +95,7 @@ class Tokenizer:
         return token_bytes(self._files.json) if self._files else _PLAIN_BYTES
 
     def encode(self, texts: Sequence[str], spans: TrainedSpans | None = None) -> Tokens:
-        """Encode documents with the special tokens around the documents; all that is trained is 1,
-        wherever it begins.
-        """
+        """Encode documents with the special tokens around them; all that is trained is 1."""
         return self.surrounded(*self.encode_bare(texts, spans))[:3]
 
     def count_special(self, ids: UInt32, texts: Iterable[str]) -> int:
@@ -459,9 +457,7 @@ def mark_trained(
 
 
 def _by_places(places: Int64, text: str, spans: TrainedSpans, number: int) -> tuple[UInt8, Int64]:
-    """`mark_trained` for the text of this number, whose tokens have the characters
-    places[:, 0]..places[:, 1], int64[T, 2].
-    """
+    """Mark the tokens of one text by their characters, places[:, 0]..places[:, 1]."""
     own = slice(spans.offsets[number], spans.offsets[number + 1])
     begin, end, (starts, stops) = spans.begin[own], spans.end[own], places.T
     if not text.isascii():

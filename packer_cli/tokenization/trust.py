@@ -223,9 +223,7 @@ class TrustedEngine:
         self._save()
 
     def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
-        """Return the tokens that the reference would give. Raises InternalError if a sample
-        differs.
-        """
+        """Return the tokens of the reference. Raises InternalError if a sample differs."""
         texts = Texts.of(texts)
         untrusted = self.untrusted(texts)
         sample = self.sample(texts, untrusted)
@@ -243,9 +241,7 @@ class TrustedEngine:
         return np.concatenate([*parts, ids[done:]]), offsets_of(lengths)
 
     def confirm(self) -> None:
-        """Raise InternalError if a sample has differed: other tokens may be wrong, too, and nothing
-        may be committed.
-        """
+        """Raise InternalError if a sample has differed: nothing may be committed."""
         if self._difference is not None:
             raise self._difference
 
@@ -369,10 +365,7 @@ def differing(fast: Engine, reference: Engine, texts: list[str]) -> list[str]:
 
 
 def _found(texts: Sequence[str], states: UInt8) -> UInt8:
-    """Return uint8[n]: 1 if a text has a character above U+00FF whose state is above 0.
-
-    states  uint8[0x110000], by character
-    """
+    """Return uint8[n]: 1 if a text has a character above U+00FF with a state above 0."""
     texts, flags = Texts.of(texts), np.zeros(len(texts), np.uint8)
     kernels.find_in_texts(texts.data, texts.offsets, states, flags)
     return flags
