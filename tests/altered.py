@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 
 from copies import Copy
 
@@ -40,10 +41,14 @@ def altered(
 _PACKER = "from packer_cli.__main__ import main; main()"
 
 
-def quietly(*arguments: str) -> Copy:
-    """Begin to run packer, whatever it prints."""
+def begun(
+    arguments: Sequence[object], *, stdout: int | None = None, stderr: int | None = None
+) -> Copy:
+    """Begin to run packer. `stdout`, `stderr`: descriptors, or None, and nothing is kept."""
     with open(os.devnull, "r+b") as nothing:
-        return Copy(_PACKER, [nothing.fileno()] * 3, arguments)
+        none = nothing.fileno()
+        streams = [none if one is None else one for one in (None, stdout, stderr)]
+        return Copy(_PACKER, streams, [*map(str, arguments)])
 
 
 def unaltered(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:

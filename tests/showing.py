@@ -7,12 +7,15 @@ import json
 import os
 import pty
 import struct
-import subprocess
+import tempfile
 import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from support import packer, packer_script
+from altered import begun
+from support import packer
 
 IN_ORDER = ["--no-shuffle", "--strategy", "next-fit"]
 TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16"]
@@ -48,17 +51,16 @@ def _terminal(columns: int) -> tuple[int, int]:
     return terminal, child
 
 
-def stderr_on_terminal(
-    columns: int, *arguments: object
-) -> tuple[subprocess.CompletedProcess[bytes], str]:
-    """packer when it has ended, and what its stderr, a terminal, was given."""
+def stderr_on_terminal(columns: int, *arguments: object) -> tuple[str, str]:
+    """What packer, which succeeds, writes to its stdout, and to its stderr, a terminal."""
     terminal, child = _terminal(columns)
-    command = [packer_script(), *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=False, timeout=300)
-    os.close(child)
-    shown = os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
-    return done, shown
+    with tempfile.TemporaryFile("w+") as output:
+        run = begun(arguments, stdout=output.fileno(), stderr=child)
+        os.close(child)
+        shown = _read(terminal)
+        assert run.wait(300) == 0, shown
+        output.seek(0)
+        return output.read(), shown
 
 
 def on_terminal(*arguments: object, **environment: str) -> str:
@@ -66,19 +68,18 @@ def on_terminal(*arguments: object, **environment: str) -> str:
     terminal, child = _terminal(80)
     without = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
     base = {name: value for name, value in os.environ.items() if name not in without}
-    with subprocess.Popen(
-        [packer_script(), *map(str, arguments)],
-        stdout=child,
-        env=base | {"TERM": "xterm-256color"} | environment,
-    ) as process:
-        os.close(child)
-        sent = b""
-        while True:
-            try:
-                data = os.read(terminal, 1 << 16)
-            except OSError:  # how Linux says that the other side is gone
-                break
+    with patch.dict(os.environ, base | {"TERM": "xterm-256color"} | environment, clear=True):
+        run = begun(arguments, stdout=child)
+    os.close(child)
+    sent = _read(terminal)
+    assert run.wait(300) == 0
+    return sent.replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> str:
+    sent = b""
+    with suppress(OSError):  # how Linux says that the other side is gone
+        while data := os.read(terminal, 1 << 16):
             sent += data
-        os.close(terminal)
-        assert process.wait(timeout=300) == 0
-    return sent.decode().replace("\r\n", "\n")
+    os.close(terminal)
+    return sent.decode()

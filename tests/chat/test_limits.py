@@ -90,7 +90,11 @@ def test_a_slow_record_is_a_bad_record(hurried: None, folder: Path, way: str) ->
 
 
 @pytest.mark.parametrize("way", BIG_WAYS)
-def test_a_record_that_takes_all_memory_is_a_bad_record(folder: Path, way: str) -> None:
+def test_a_record_that_takes_all_memory_is_a_bad_record(
+    folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packer_cli.chat.limits._TIMES", 1)  # less, which is filled sooner
+    monkeypatch.setattr("packer_cli.chat.limits._ROOM_BYTES", 1 << 27)
     made = records(30, 7)
     write(made)
     how = options(when_asked(BIG_WAYS[way]), "--on-error", "skip")
@@ -106,20 +110,22 @@ def test_what_is_around_a_slow_record_is_as_without_it(
     folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the third batch that a process has read of a slice, with several slices."""
-    monkeypatch.setattr(LIMIT, 1)
-    made = records(4000, 3501, times=24)
+    monkeypatch.setattr(LIMIT, 0.1)
+    monkeypatch.setattr("packer_cli.mixing.units.MIB", 1 << 18)
+    monkeypatch.setattr("packer_cli.inputs.byte_streams.BLOCK_BYTES", 1 << 16)
+    made = records(1200, 1101, times=7)
     made[1] = {"messages": 5}
     path = write(made)
-    assert path.stat().st_size > 12 << 20
-    made[3501] = {"messages": 5}
+    assert path.stat().st_size > 1 << 20
+    made[1101] = {"messages": 5}
     write(made, "other.jsonl")
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", workers)
-    how = (*how, "-l", 16_384)
+    how = (*how, "-l", 4096)
     results = []
     for name in ("data.jsonl", "other.jsonl"):
         succeeds("pack", name, *how, "--overwrite")
         manifest = check_directory("out")
-        assert (manifest["rejected_records"], manifest["documents"]) == (2, 3998)
+        assert (manifest["rejected_records"], manifest["documents"]) == (2, 1198)
         results.append([shard["tokens"] for shard in manifest["shards"]])
     assert results[0] == results[1]
 

@@ -9,7 +9,7 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from altered import altered, faulty, unaltered
+from altered import altered, begun, faulty, unaltered
 from exporting import damage, nothing_at, table_of
 from spoiling import edit
-from support import assert_error, contents, heavy, packer, packer_process, packer_script, succeeds
+from support import assert_error, contents, heavy, packer, packer_process, succeeds
 
 from packer_cli import open_packed
 from packer_cli.export import FORMATS, MARKER
@@ -130,9 +130,10 @@ def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
     command = ["export", str(small), "-o", "out", "--overwrite", "-q", "--to"]
     succeeds(*command, "numpy")
     for to in ("trl", "numpy"):
-        with subprocess.Popen([packer_script(), *command, to]) as run:
-            while run.poll() is None:
-                assert Path("out", MARKER).exists()
+        run = begun([*command, to])
+        while run.poll() is None:
+            assert Path("out", MARKER).exists()
+            time.sleep(0.0001)
         assert json.loads(Path("out", MARKER).read_text())["format"] == to
 
 

