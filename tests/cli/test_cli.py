@@ -128,15 +128,15 @@ def test_json_of_pack_is_that_of_stats(data: Path) -> None:
 
 
 def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
-    for name in ("naïve[red].jsonl", "line\nend.jsonl"):
-        (folder / name).write_bytes(jsonl("a"))
-        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        options = ["-l", 16, "-q", "-t", "bytes"]
-        result = packer_process("pack", name, *options, env=environment)
-        assert (result.returncode, result.stderr) == (0, b"")
-        directory = f"{Path(name).stem}-packed-16".replace("[", "").replace("]", "")
-        shown = succeeds("stats", directory, "--by", "input")
-        assert name.split("\n")[0] in shown.stdout
+    names = ("naïve[red].jsonl", "line\nend.jsonl")
+    for name in names:
+        (folder / name).write_bytes(jsonl(name))
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    options = ["-l", 16, "-q", "-t", "bytes", "-o", "naïve[red]"]
+    result = packer_process("pack", *names, *options, env=environment)
+    assert (result.returncode, result.stderr) == (0, b"")
+    shown = succeeds("stats", "naïve[red]", "--by", "input").stdout
+    assert all(name.split("\n")[0] in shown for name in names)
 
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
@@ -235,16 +235,11 @@ def test_a_stdout_that_is_full(data: Path) -> None:
 def test_a_stderr_that_is_full_or_closed_changes_no_exit_code(data: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    with open("/dev/full", "wb") as full:
-        for number, stream in enumerate((full, write)):
-            for name, code in (("a.jsonl", 0), ("none.jsonl", 2)):
-                command = [packer_script(), "pack", name, "-l", "16", "-t", "bytes"]
-                output = f"out-{number}-{code}"
-                done = subprocess.run(
-                    [*command, "-o", output], stderr=stream, stdout=subprocess.PIPE, check=False
-                )
-                assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-    os.close(write)
+    with open("/dev/full", "wb") as full, open(write, "wb") as closed:
+        for name, stream, code in (("a.jsonl", full, 0), ("none.jsonl", closed, 2)):
+            command = [packer_script(), "pack", name, "-l", "16", "-t", "bytes", "-o", "out"]
+            done = subprocess.run(command, stderr=stream, stdout=subprocess.PIPE, check=False)
+            assert (done.returncode, bool(done.stdout)) == (code, code == 0)
 
 
 def test_interrupted_while_waiting_for_stdin(folder: Path) -> None:

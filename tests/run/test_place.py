@@ -58,7 +58,8 @@ def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
     Path("data").mkdir()
     inputs = {
         "data/a.jsonl": "a-packed-16", "data/b.jsonl.gz": "b-packed-16",
-        "data/c.tar": "c.tar-packed-16", "data": "data-packed-16", "data/*.jsonl": "data-packed-16",
+        "naïve[red].jsonl": "naïvered-packed-16", "data/c.tar": "c.tar-packed-16",
+        "data": "data-packed-16", "data/*.jsonl": "data-packed-16",
         "-": "stdin-packed-16", "s3://bucket/train-*.parquet": "train--packed-16",
         "https://host/a/data.jsonl.zst?token=a/b.c": "data-packed-16",
     }  # fmt: skip
