@@ -181,13 +181,6 @@ def test_a_page_of_long_rows_stays_small(tmp_path: Path, rows: int) -> None:
     assert len(content) < 15e6 * rows / 200 + 1e6 * (rows < 200)
 
 
-def test_terminals_get_no_controls_of_a_set(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"input_ids": [[*HOSTILE.encode(), 256]] * 3}), tmp_path / "a.parquet")
-    shown = packer("show", tmp_path / "a.parquet", "-t", "bytes").stdout
-    assert "\x1b" not in shown
-    assert "\\x1b[31m" in shown
-
-
 def test_html_goes_with_rows_alone(tmp_path: Path) -> None:
     trl(conversations(1), tmp_path / "set")
     command = ["show", tmp_path / "set", "--html", tmp_path / "page.html"]

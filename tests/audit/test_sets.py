@@ -570,16 +570,3 @@ def test_npy_windows(tmp_path: Path) -> None:
     np.arange(640, dtype="<u4").tofile(tmp_path / "part.npy")
     assert_error(packer("audit", tmp_path / "part.npy"), 2, "neither an array")
     assert audited(tmp_path / "part.npy", "--max-length", 64)["rows"] == 10
-
-
-@pytest.mark.parametrize("damage", ["cut", "[]", "gone"])
-def test_a_result_of_packer_whose_manifest_is_damaged(folder: Path, damage: str) -> None:
-    Path("a.jsonl").write_bytes(text_lines(*random_texts(20)))
-    succeeds("pack", "a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out")
-    manifest = Path("out/manifest.json")
-    content = manifest.read_bytes()
-    manifest.write_bytes(content[:100] if damage == "cut" else b"[]")
-    if damage == "gone":
-        manifest.unlink()
-    assert_error(packer("audit", "out"), 2, "out")
-    assert_error(packer("show", "out", 0), 1, "out")

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tiny_tokenizers as tiny
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, load_from_disk
 from recipes import pack_records, run
-from support import assert_error, check_directory, jsonl, packer, random_ids, recover_texts
+from support import check_directory, jsonl, random_ids
 from tiny_tokenizers import BOS, EOS
 from transformers import AutoTokenizer
 
@@ -95,15 +95,6 @@ def test_a_saved_dataset_as_input_gives_the_rows_of_its_jsonl(folder: Path, shar
     columns = ["input_ids", "labels", "attention_mask", "cu_seqlens"]
     a, b = (table_of(Path(out)).select(columns).combine_chunks() for out in "ab")
     assert a.equals(b)
-
-
-def test_a_split_of_a_saved_dataset_dict_is_named(folder: Path) -> None:
-    splits = {name: Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
-    DatasetDict(splits).save_to_disk("saved")
-    command = ["pack", "-l", 16, "-t", "bytes", "-o", "out", "-q"]
-    assert_error(packer(*command, "saved"), 2, "saved: a dataset with several splits")
-    assert packer(*command, "saved/test").exit_code == 0
-    assert recover_texts("out") == ["test"]
 
 
 def test_transformers_loads_the_copied_tokenizer(folder: Path) -> None:

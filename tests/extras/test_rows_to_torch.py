@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -225,33 +224,6 @@ def test_chosen_columns_and_a_subset(folder_of_results: Path) -> None:
 def _edited(copy: Path, **changes: Any) -> None:
     path = copy / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def _unfinished(copy: Path) -> None:
-    (copy / "manifest.json").unlink()
-    (copy / ".packer").mkdir()
-
-
-def _cut_short(copy: Path) -> None:
-    with sorted(copy.glob("*.arrow"))[-1].open("r+b") as file:
-        file.truncate(100)
-
-
-HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "still written": (_unfinished, "the run that writes it has not finished"),
-    "cut short": (_cut_short, r"has 100 bytes, the manifest says \d+"),
-    "another version": (lambda copy: _edited(copy, format_version=99), "format version 99, this"),
-}
-
-
-@pytest.mark.parametrize("harm", HARM)
-def test_what_is_not_whole(folder_of_results: Path, tmp_path: Path, harm: str) -> None:
-    copy = shutil.copytree(folder_of_results / "packed", tmp_path / "copy")
-    damage, message = HARM[harm]
-    damage(copy)
-    with pytest.raises(DataError, match=message) as caught:
-        PackedSampler(PackedDataset(copy))
-    assert caught.value.tip
 
 
 def _text(folder: Path) -> Path:

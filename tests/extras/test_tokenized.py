@@ -9,8 +9,7 @@ import mmh3
 import numpy as np
 import pytest
 from packer_cli._kernels import documents as kernels
-from support import jsonl
-from tokenizing import batches_in, documents_in, tokenize
+from tokenizing import documents_in, tokenize
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -24,15 +23,6 @@ def test_content_hashes() -> None:
     for found, begin, end in zip(out.tolist(), offsets[:-1], offsets[1:], strict=True):
         data = ids[begin:end].astype("<u4").tobytes()
         assert tuple(found) == mmh3.hash64(data, signed=False, x64arch=True)
-
-
-def test_what_the_index_holds() -> None:
-    """The column content_hash, as bytes."""
-    Path("a.jsonl").write_bytes(jsonl(*("x" * n for n in range(1, 40))))
-    tokenize("a.jsonl")
-    hashes = [row["content_hash"] for b in batches_in("tokens", "index") for row in b.to_pylist()]
-    for (_, _, ids, _), found in zip(documents_in("tokens"), hashes, strict=True):
-        assert found == mmh3.hash_bytes(np.array(ids, "<i4").tobytes())
 
 
 def test_datasets_opens_it() -> None:

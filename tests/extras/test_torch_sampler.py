@@ -129,34 +129,6 @@ def test_ranks_stripe_one_order(world: int, even: bool) -> None:
 
 
 @of_any_balance
-def test_a_run_goes_on_with_other_ranks_and_sizes(dataset: PackedDataset, balance: Any) -> None:
-    """In the middle of steps and windows, and again before those are over."""
-    rows: list[int] = []
-    state: dict[str, Any] | None = None
-    epochs = 0
-    for world, batch, micro, most in ((4, 2, 3, 7), (3, 1, 5, 2), (8, 2, 1, 9), (1, 4, 2, 30),
-                                      (2, 1, 1, None), (2, 1, 1, None)):  # fmt: skip
-        options = {"batch_size": batch, "micro_batches": micro} if balance else {}
-        samplers = ranks(dataset, world, balance, **options)
-        for sampler in samplers:
-            if state:
-                sampler.load_state_dict(json.loads(json.dumps(state)))
-        rows += together(samplers, most)
-        state = samplers[0].state_dict()
-        epochs = samplers[0].epoch
-    assert state is not None
-    assert state["samples"] == len(rows)
-    plain = PackedSampler(dataset, **SMALL)
-    expected = [row for _ in range(3) for row in plain]
-    if balance is None:
-        assert rows == expected[: len(rows)]
-    else:
-        assert Counter(rows) == Counter(expected[: len(rows)])
-        assert len(state["dealt"]) == 1
-    assert epochs == 2
-
-
-@of_any_balance
 def test_iterations_and_epochs(dataset: PackedDataset, balance: Any) -> None:
     """One that is left begins again; one that ends at its last row, asking for no row too many, is
     an epoch; epochs may be set.

@@ -16,7 +16,7 @@ import tiny_tokenizers
 from approving import assert_approved
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from showing import IN_ORDER, on_terminal, show, show_json, texts_of, write_ids
-from spoiling import arrow_file, edit, rewrite, tokenize
+from spoiling import edit, rewrite, tokenize
 from support import (
     assert_error,
     jsonl,
@@ -310,15 +310,6 @@ def test_rows_say_where_their_documents_were_first() -> None:
     gone = packer("show", "out", 0)
     assert "packer: which inputs were tokenized is unknown: tokens" in gone.stderr
     assert "tokens document 0, 6 tokens" in gone.stdout
-
-
-@pytest.mark.usefixtures("tokenized")
-def test_damaged_documents() -> None:
-    rewrite("documents", lambda columns: columns["file"].__setitem__(0, 5))
-    name = arrow_file("documents").name
-    assert_error(packer("show", "out"), 1, f"out/{name}: document 0 is of input 5, there are")
-    rewrite("documents", lambda columns: columns["input_ids"].__setitem__(0, [1]))
-    assert_error(packer("show", "out"), 1, "out/")
 
 
 _FILES = {"web/a.jsonl": "web", "web/b.jsonl": "web", "code.jsonl": "code", "chat.jsonl": "chat"}

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
-from chats import chat_tokenizer
 from support import BYTES_EOS, assert_error, contents, jsonl, packer, random_texts, succeeds
 from tokenizing import batches_in, check_tokenized, documents_in, texts_in, tokenize, trained_of
 
@@ -179,16 +178,6 @@ def test_damaged_ids_are_not_packed(wrong: int, options: tuple[str, ...]) -> Non
     done = packer("pack", "a", "-l", 16, "-o", "out", "-q", *options)
     assert_error(done, 1, "a: its document", f"holds the id {wrong}", "expected 0 to 257")
     assert not Path("out/manifest.json").exists()
-
-
-def test_a_damaged_tokenizer_is_not_copied(folder: Path) -> None:
-    name = chat_tokenizer(folder / "tok", "{{ messages }}")
-    tokenized("a", "one", tokenizer=str(name))
-    kept = Path("a/tokenizer.json")
-    kept.write_bytes(kept.read_bytes() + b" ")
-    done = packer("pack", "a", "-l", 16, "-o", "out", "-q")
-    assert_error(done, 1, f"a/tokenizer.json: has {kept.stat().st_size} bytes, the manifest says")
-    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("options", [(), ("--view",)])
