@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ from packer_cli.chat import limits
 from packer_cli.errors import Interrupted
 from packer_cli.run import pool
 
+# Files in memory are made and removed sooner than those of a disk, which may be busy.
+_MEMORY, _ROOM_BYTES = "/dev/shm", 4 << 30  # noqa: S108
+with suppress(OSError):
+    if shutil.disk_usage(_MEMORY).free > _ROOM_BYTES and os.access(_MEMORY, os.W_OK):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 # Shells let programs in the background ignore it, and those that we start would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Machines that run tests are busy: a slow example is no failure.
