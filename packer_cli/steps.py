@@ -231,13 +231,7 @@ class Grid:
     """
 
     def __init__(
-        self,
-        rows: int,
-        begin: int,
-        sizes: StepSizes,
-        window: int = 1,
-        *,
-        even: bool = True,
+        self, rows: int, begin: int, sizes: StepSizes, window: int = 1, *, even: bool = True
     ) -> None:
         if rows < sizes.world_size:
             raise DataError(
@@ -287,8 +281,7 @@ class Grid:
         number = (((step.begin - epoch.begin) // size - first + 1) * windows - 1) // count
         begin = epoch.begin + first * size
         return StepRange(
-            begin + count * number // windows * size,
-            begin + count * (number + 1) // windows * size,
+            begin + count * number // windows * size, begin + count * (number + 1) // windows * size
         )
 
     def _within_turn(self, place: int) -> int:
@@ -424,11 +417,7 @@ class Order:
     """
 
     def __init__(
-        self,
-        rows: int,
-        seed: int | None = 0,
-        block_rows: int = 256,
-        window_blocks: int = 64,
+        self, rows: int, seed: int | None = 0, block_rows: int = 256, window_blocks: int = 64
     ) -> None:
         self.rows, self.seed = rows, seed
         self._block_rows = whole_size("block_rows", block_rows)

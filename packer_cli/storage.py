@@ -164,8 +164,7 @@ def refuse_other_than_utf8(option: str, path: str) -> None:
         path.encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{option}{os.fsencode(path)!r}: the name is not UTF-8",
-            "use a name that is UTF-8",
+            f"{option}{os.fsencode(path)!r}: the name is not UTF-8", "use a name that is UTF-8"
         ) from None
 
 

@@ -67,10 +67,7 @@ def _bytes_each(file: InputFile) -> float:
 
 
 def _even_units(
-    files: Sequence[InputFile],
-    each: _BytesEach,
-    counts: dict[int, int],
-    parts: int,
+    files: Sequence[InputFile], each: _BytesEach, counts: dict[int, int], parts: int
 ) -> list[WorkUnit]:
     """Return up to `parts` units, each with the same share of the documents of every file.
 

@@ -58,14 +58,7 @@ from packer_cli.result.wording import count
 from packer_cli.run.compare import begin, known_shapes, plan_addition, refuse_other_result
 from packer_cli.run.finalize import check_url, finalize, publish
 from packer_cli.run.place import InUseError, LockedOutput, discard, locked_output
-from packer_cli.run.run_plan import (
-    RUN,
-    UNIT_RECORDS,
-    RunPlan,
-    UnitRecord,
-    left_to_do,
-    load_run,
-)
+from packer_cli.run.run_plan import RUN, UNIT_RECORDS, RunPlan, UnitRecord, left_to_do, load_run
 from packer_cli.run.source import choose_encoding, choose_tokenized
 from packer_cli.run.unit import UnitContext
 

@@ -43,15 +43,7 @@ from packer_cli.result.existing import (
     in_the_way,
     look,
 )
-from packer_cli.result.layout import (
-    ID,
-    MANIFEST,
-    SHARD_NAME,
-    SIDE_FILES,
-    UPLOADING,
-    WORK,
-    digest,
-)
+from packer_cli.result.layout import ID, MANIFEST, SHARD_NAME, SIDE_FILES, UPLOADING, WORK, digest
 from packer_cli.run.run_plan import RUN, UNIT_RECORDS
 from packer_cli.storage import OTHER, make_folders, size_of
 

@@ -305,10 +305,7 @@ class _Worker:
     attempt: _Attempt
 
     def __init__(
-        self,
-        perform: Callable[[Any], Any],
-        reporter: Reporter,
-        others: Sequence[Connection],
+        self, perform: Callable[[Any], Any], reporter: Reporter, others: Sequence[Connection]
     ) -> None:
         """`others`: connections of the parent that a worker has no use for. Signals are blocked,
         or an exception out of a handler would come up in the worker.

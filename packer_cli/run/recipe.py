@@ -40,13 +40,7 @@ from packer_cli.options.shape_rules import without_idle
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.existing import holds_result
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
-from packer_cli.result.manifest import (
-    Manifest,
-    Result,
-    TokenizedManifest,
-    as_named,
-    load_any,
-)
+from packer_cli.result.manifest import Manifest, Result, TokenizedManifest, as_named, load_any
 from packer_cli.run.compare import OtherInputsError
 from packer_cli.run.pipeline import pack
 from packer_cli.run.place import InUseError, clean
@@ -126,10 +120,7 @@ def pack_recipe(
 
 
 def _pack_sides(
-    sides: Sequence[Side],
-    places: Sequence[Path | str],
-    joined: Path | None,
-    options: RunOptions,
+    sides: Sequence[Side], places: Sequence[Path | str], joined: Path | None, options: RunOptions
 ) -> dict[int, Manifest | None]:
     """Pack each side to its place. Returns the manifests by number.
 

@@ -39,32 +39,16 @@ from packer_cli.records import (
     turn_position,
 )
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
-from packer_cli.result.manifest import (
-    TokenizedManifest,
-    TokenizerInfo,
-    as_named,
-    load_tokenized,
-)
+from packer_cli.result.manifest import TokenizedManifest, TokenizerInfo, as_named, load_tokenized
 from packer_cli.result.reader import check_side_file
 from packer_cli.run.pool import Pool
 from packer_cli.run.run_plan import RunPlan, TokenizerSelection, common_tokenizer
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
-from packer_cli.tokenization.locate import (
-    BYTES,
-    TokenizerFiles,
-    choose,
-    highest_id,
-    locate,
-)
+from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
 from packer_cli.tokenization.specials import Specials
-from packer_cli.tokenization.tokenizer import (
-    Framing,
-    Tokenizer,
-    bytes_tokenizer,
-    load_tokenizer,
-)
+from packer_cli.tokenization.tokenizer import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
@@ -157,9 +141,7 @@ def _choose_template(
 
 
 def choose_tokenized(
-    files: Sequence[InputFile],
-    config: DocumentConfig,
-    tokenizer: str | None,
+    files: Sequence[InputFile], config: DocumentConfig, tokenizer: str | None
 ) -> tuple[Shape, TokenizerSelection]:
     """Return the shape of tokenized records, and the tokenizer that made their tokens.
 
