@@ -28,28 +28,26 @@ def print_above(line: str) -> None:
 class Progress:
     """Counts what a run has done, and shows it. A context."""
 
-    def __init__(self, total: int, *, show: bool, doing: str = "packing") -> None:
-        """`total`: bytes of all inputs as stored, 0 if unknown (stdin)."""
+    def __init__(
+        self, total: int, *, show: bool, doing: str = "packing", done: float = 0.0
+    ) -> None:
+        """`total`: bytes of all inputs as stored, 0 if unknown (stdin). `done`: the share of them
+        that was packed before.
+        """
         self._doing = doing
-        self._documents = self._tokens = self._slots = self._bytes = 0
-        self._total = total
+        self._documents = self._tokens = self._slots = 0
+        self._total, self._bytes = total, int(total * done)
         self._begun = self._reported = time.monotonic()
         self._show = show = show and sys.stderr is not None  # closed: print would take stdout
         self._bar, self._narrow = None, False
         if show and sys.stderr.isatty():
             self._narrow = 0 < os.get_terminal_size(sys.stderr.fileno()).columns < _NARROW_COLUMNS
             self._bar = tqdm(
-                total=total or None, unit="B", unit_scale=True, unit_divisor=1024,
-                desc=doing, dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
+                total=total or None, initial=self._bytes, desc=doing, unit="B", unit_scale=True,
+                unit_divisor=1024, dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
                 bar_format=_NARROW_BAR if total and self._narrow else None,
             )  # fmt: skip
             bars.append(self._bar)
-
-    def skip(self, share: float) -> None:
-        """Count inputs that were packed before."""
-        self._bytes = int(self._total * share)
-        if self._bar is not None:
-            self._bar.initial = self._bar.n = self._bytes
 
     def read(self, size: int, documents: int) -> None:
         """Count `size` stored bytes that were read, and the records in them."""

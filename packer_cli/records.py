@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import filling
-from packer_cli.storage import Stat, absolute, public, typed
+from packer_cli.storage import absolute, public, typed
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -73,8 +73,6 @@ class InputFile:
              beside the file, a hash of the sizes and versions of both; for a tokenized directory, a
              hash of its manifest. An input has changed if its size or version has.
     shape    name of its shape if the run has several (`Shape.members`)
-    states   state of a URL, and of each file beside it, so that no other version is read; empty for
-             a local file
     """
 
     index: int
@@ -84,7 +82,6 @@ class InputFile:
     size: int
     version: int
     shape: str | None = None
-    states: tuple[tuple[str, Stat], ...] = ()
 
     def __getstate__(self) -> tuple[dict[str, Any], str]:
         return self.__dict__, typed(self.path)
@@ -93,10 +90,6 @@ class InputFile:
         """Remember in another process, too, with what password and query a URL is opened."""
         self.__dict__.update(state[0])
         public(state[1])
-
-    def status(self, path: str | None = None) -> Stat | None:
-        """Return the state of a URL, or of a file beside it, as it was found; None if local."""
-        return dict(self.states).get(path or self.path)
 
     @property
     def known_as(self) -> str:

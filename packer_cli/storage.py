@@ -346,19 +346,14 @@ def _refuse_unlistable(pattern: str) -> None:
                 os.scandir(folder).close()
 
 
-def open_bytes(
-    path: str, ahead: int = AHEAD_BYTES, expected: Stat | None = None
-) -> io.FileIO | io.BufferedReader:
-    """Open a file, unbuffered if it is local.
-
-    ahead     bytes that are fetched at a time from a URL, at least
-    expected  state of the URL to read; None: any
+def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
+    """Open a file, unbuffered if it is local. `ahead`: bytes that a URL is read by, at least.
 
     Raises OSError, also if it is not a regular file: a pipe may wait for ever, and a device never
     end. Raises PackerError for URLs, sometimes only when it is read.
     """
     if is_url(path):
-        return io.BufferedReader(_Remote(path, expected), ahead)
+        return io.BufferedReader(_Remote(path), ahead)
     file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115
     if local_stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -385,13 +380,13 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def open_arrow(path: str, expected: Stat | None = None) -> Any:
+def open_arrow(path: str) -> Any:
     """Open a file for Arrow. It is not mapped: if a mapped file is cut short, its readers die."""
     import pyarrow as pa  # noqa: PLC0415
 
     if not is_url(path):
         return pa.OSFile(path)
-    return pa.PythonFile(open_bytes(path, expected=expected), mode="r")
+    return pa.PythonFile(open_bytes(path), mode="r")
 
 
 # Local files that are complete or absent, also after a power loss
@@ -453,15 +448,11 @@ def make_folders(path: Path) -> None:
 class _Remote(io.RawIOBase):
     """An object of a store. Each read is one request; the first takes one more, to open it."""
 
-    def __init__(self, url: str, expected: Stat | None) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
         with _explained(url):
             store, name = _store(url)
             file = store.open(name, "rb", cache_type="none")
-            # files of stores keep what they were opened as, and ask for that version
-            now = _stat(url, getattr(file, "details", None) or store.info(name))
-            if expected not in (None, now):
-                raise OSError(errno.EBUSY, "another version")
         # memory:// returns the object itself, whose position all readers would share
         self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
 

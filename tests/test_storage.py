@@ -198,7 +198,7 @@ def test_an_object_that_is_replaced_while_it_is_read(
         return open_(self, path, *how, **more)
 
     monkeypatch.setattr(MemoryFileSystem, "open", replace)
-    assert_error(packer("pack", URL, *QUIET), 1, f"{URL}: cannot read: it changed")
+    assert_error(packer("pack", URL, *QUIET), 1, f"{URL}: changed while it was read")
 
 
 def test_an_etag_with_and_without_quotes_is_one() -> None:

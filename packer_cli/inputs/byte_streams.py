@@ -153,7 +153,7 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[OpenInput]:
             return
         # decompressors read little at a time, and everything in the end
         ahead = BLOCK_BYTES if compression else storage.AHEAD_BYTES
-        with storage.open_bytes(file.path, ahead, file.status()) as raw:
+        with storage.open_bytes(file.path, ahead) as raw:
             if compression and not file.size:
                 raise EOFError  # even an empty file compresses to some bytes
             if compression:

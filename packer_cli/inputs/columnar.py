@@ -491,7 +491,7 @@ class ArrowReader(ColumnarReader):
 
     @contextmanager
     def opened(self, file: InputFile) -> Iterator[ColumnarFile]:
-        with storage.open_arrow(file.path, file.status()) as source:
+        with storage.open_arrow(file.path) as source:
             schema, batches_of = open_ipc(source)
             if kind_in(schema) == TOKENIZED:  # trained tokens are marked in another column
                 raise DataError(

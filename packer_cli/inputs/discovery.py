@@ -395,18 +395,16 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, stora
     Raises OSError, for URLs PackerError; DataError if the index is missing.
     """
     status = storage.stat(file.path, again=again)
-    paths, each, version = [file.path], [status], status.version
+    version = status.version
     if beside := companion(file.path, file.format):
         if not storage.is_file(beside):
             raise _alone(file.path, beside)
-        paths.append(beside)
-        each.append(storage.stat(beside, again=again))
+        each = status, storage.stat(beside, again=again)
         versions = repr([(part.size, part.version) for part in each])
         version = _number_of(hashlib.sha256(versions.encode()).hexdigest())
     elif file.format == TOKENIZED:  # tokenized again, it is the same if its documents are
         version = _version_by_content(file.path, status)
-    states = tuple(zip(paths, each, strict=True)) if storage.is_url(file.path) else ()
-    return replace(file, size=status.size, version=version, states=states), status
+    return replace(file, size=status.size, version=version), status
 
 
 @lru_cache(maxsize=1024)  # a recipe may have hundreds, which each unit looks at

@@ -126,7 +126,7 @@ def _index(where: str, file: InputFile) -> TokenIndex:
     path = companion(file.path, file.format)
     if path is None:
         raise InternalError(f"{file.path}: {file.format} has no index")
-    with os_errors(path), storage.open_bytes(path, BLOCK_BYTES, file.status(path)) as opened:
+    with os_errors(path), storage.open_bytes(path, BLOCK_BYTES) as opened:
         data = opened.read()
     kind, sequences, boundaries = _read_header(path, data)
     sizes = sections(sequences, boundaries)

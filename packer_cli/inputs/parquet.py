@@ -47,7 +47,7 @@ class ParquetReader(ColumnarReader):
     def opened(self, file: InputFile) -> Iterator[ColumnarFile]:
         metadata, all_groups = _groups(file)
         with (
-            storage.open_arrow(file.path, file.status()) as source,
+            storage.open_arrow(file.path) as source,
             parquet_file(source, metadata) as parquet,
         ):
 
@@ -101,7 +101,7 @@ def _groups(file: InputFile) -> tuple[Any, list[RowGroup]]:
 
 @lru_cache(maxsize=64)  # a unit has slices of many files, and many units read one file
 def _groups_of(file: InputFile) -> tuple[Any, list[RowGroup]]:
-    with storage.open_arrow(file.path, file.status()) as source, parquet_file(source) as parquet:
+    with storage.open_arrow(file.path) as source, parquet_file(source) as parquet:
         metadata = parquet.metadata
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return metadata, [RowGroup(group.num_rows, group.total_byte_size) for group in groups]

@@ -34,7 +34,7 @@ from packer_cli.options.option import as_option, options_of
 from packer_cli.options.options import Mixture, PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import for_member
-from packer_cli.options.shapes import MIXED, Shape, joined, shape_again, shape_named
+from packer_cli.options.shapes import Shape, joined, shape_again, shape_named
 from packer_cli.records import InputFile
 from packer_cli.result.existing import MANIFESTS, find_own, holds_result, listed, look
 from packer_cli.result.layout import (
@@ -149,32 +149,35 @@ def differences(old: RunPlan, new: RunPlan) -> list[str]:
     """Describe how runs differ, in phrases for users; [] if their identities are equal."""
     if old.identity == new.identity:
         return []
-    differing = differing_origin(old, new)
+    differing = differing_packers(old.packer_version)
+    differing += differing_options(old.config, new.config)
+    differing += differing_tokenizers(old.chosen, new.chosen)
     if old.shape != new.shape:
         differing.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
     return differing + differing_files(old.files, new.files)
 
 
-def differing_origin(old: RunPlan, new: RunPlan, *, limits: bool = False) -> list[str]:
-    """Describe how runs differ in packer, options and tokenizer, which may change bytes.
-
-    `limits`: as in `differing_options`.
+def _differing_origin(manifest: Result, run: RunPlan, *, limits: bool = False) -> list[str]:
+    """Describe how a result differs from a run in packer, options and tokenizer. If there are
+    several shapes, those that the result has are compared. `limits`: as in `differing_options`.
     """
-    then, now = old.packer_version, new.packer_version
-    differing = [f"packer was {then}, is now {now}"] if then != now else []
-    differing += differing_options(old.config, new.config, limits=limits)
-    return differing + differing_tokenizers(old.chosen, new.chosen)
+    before, differ = shape_of(manifest), list[str]()
+    kinds = {shape.kind for shape in before.members.values() or [before]}
+    shapes = [shape for shape in run.shape.members.values() or [run.shape] if shape.kind in kinds]
+    for shape in shapes:
+        configs = (for_member(config, shape) for config in (manifest.config, run.config))
+        old, new = (replace(config, shape=None) for config in configs)
+        differ += differing_options(old, new, limits=limits)
+    if not shapes:
+        differ = [f"--shape was {before.kind}, is now {run.shape.kind}"]
+    differ = [*differing_packers(manifest.packer_version), *dict.fromkeys(differ)]
+    return differ + differing_tokenizers(_tokenizer_of(manifest), run.chosen)
 
 
-def refuse_other_packer(directory: Path, then: str, tip: str) -> None:
-    """Raise UsageError for a result of another version, which may make other bytes."""
+def differing_packers(then: str) -> list[str]:
+    """Describe another version of packer, which may make other bytes; [] if it is this one."""
     now = str(packer_cli.__version__)
-    if then != now:
-        raise UsageError(
-            f"{directory}: was packed by packer {then}, and this is packer {now}, which may make "
-            "other documents and rows of the same inputs",
-            tip,
-        )
+    return [f"packer was {then}, is now {now}"] if then != now else []
 
 
 def differing_options(
@@ -274,15 +277,7 @@ def refuse_other_result(
 
     `in_any_order`: accept the result of several runs, with the same documents in other rows.
     """
-    origin = replace(
-        run,
-        packer_version=manifest.packer_version,
-        config=manifest.config,
-        chosen=_tokenizer_of(manifest),
-    )
-    shape = None if run.shape.kind == MIXED else run.shape.kind
-    now = replace(run, config=replace(run.config, shape=shape))
-    differ = differing_origin(origin, now, limits=True)
+    differ = _differing_origin(manifest, run, limits=True)
     before, after = (getattr(config, "mixture", None) for config in (manifest.config, run.config))
     if before and after and before != after:
         raise UsageError(
@@ -386,7 +381,11 @@ def plan_addition(
             "name another directory: tokenized = DIR, or give the source another name; if nothing "
             "needs those documents any more, remove the directory",
         )
-    _refuse_other_options(directory, manifest, now)
+    if differ := _differing_origin(manifest, now):
+        raise UsageError(
+            f"{directory}: was packed with other options: {'; '.join(differ)}",
+            f"give those options again; {_ANEW}",
+        )
     if lost := _lost_files(directory, manifest):
         raise UsageError(f"{directory}: {lost[0]}", _ANEW)
     kept = _unchanged_units(kept_units(directory, manifest), changed)
@@ -541,28 +540,6 @@ def _notes(
         counts = f"{plural(documents, 'document')} of {plural(len(unnamed), 'input')}"
         names = named([entry.name for entry in unnamed.values()], _MOST_NAMED)
         yield f"keeps {counts}: {names}"
-
-
-def _refuse_other_options(directory: Path, manifest: Result, now: RunPlan) -> None:
-    """Raise UsageError if options, tokenizer or packer are not those of the result. If there are
-    several shapes, those that the result has are compared.
-    """
-    packer = manifest.packer_version
-    refuse_other_packer(directory, packer, f"{_ANEW}, or go on with packer {packer}")
-    before = shape_of(manifest)
-    kinds = {shape.kind for shape in before.members.values() or [before]}
-    shapes = [shape for shape in now.shape.members.values() or [now.shape] if shape.kind in kinds]
-    configs = [[replace(for_member(config, shape), shape=None)
-                for config in (manifest.config, now.config)] for shape in shapes]  # fmt: skip
-    differ = [*dict.fromkeys(text for pair in configs for text in differing_options(*pair))]
-    if not shapes:
-        differ = [f"--shape was {before.kind}, is now {now.shape.kind}"]
-    differ += differing_tokenizers(_tokenizer_of(manifest), now.chosen)
-    if differ:
-        raise UsageError(
-            f"{directory}: was packed with other options: {'; '.join(differ)}",
-            f"give those options again; {_ANEW}",
-        )
 
 
 def _refuse_unfinished(directory: Path, files: Iterable[InputFile]) -> None:

@@ -251,7 +251,10 @@ def _pack_rest(run: RunPlan, work: Path, options: RunOptions) -> None:
         options.notify(f"{work.parents[1]}: continuing: {packed}")
     if not units:
         return
-    with _progress(run, units, options) as progress:
+    whole, left = (sum(unit.weight for unit in some) for some in (run.units, units))
+    size = whole if run.is_tokenized else sum(file.size for file in run.files)
+    doing = "tokenizing" if run.is_to_tokenize else "packing"
+    with Progress(size, show=options.progress, doing=doing, done=1 - left / whole) as progress:
         if options.engine == "ray":
             from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
@@ -278,17 +281,6 @@ def _pack_in_workers(
     with closing(pool), closing(pool.map(units)) as packed:
         for _, record in packed:
             yield record
-
-
-def _progress(run: RunPlan, units: list[WorkUnit], options: RunOptions) -> Progress:
-    """Return progress that counts packed units as read."""
-    whole, left = (sum(unit.weight for unit in some) for some in (run.units, units))
-    size = whole if run.is_tokenized else sum(file.size for file in run.files)
-    doing = "tokenizing" if run.is_to_tokenize else "packing"
-    progress = Progress(size, show=options.progress, doing=doing)
-    if len(units) < len(run.units):
-        progress.skip(1 - left / whole)
-    return progress
 
 
 def _with_progress(error: PackerError, run: RunPlan, output: LockedOutput) -> PackerError:

@@ -165,5 +165,5 @@ def _pack_unit(setup: tuple[str, Any], unit: WorkUnit) -> UnitRecord:
         _pools[place] = Pool(
             context.pack_and_commit, prepare=context.load, describe=context.described
         )
-    ((_, record)) = _pools[place].map([unit])
+    ((_, record),) = _pools[place].map([unit])
     return record

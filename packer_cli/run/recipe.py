@@ -197,7 +197,11 @@ def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[SourceTokens]:
             files = find_inputs(list(source.inputs), source.config, notify)
             if any(file.path == STDIN for file in files):
                 raise UsageError("-: a recipe reads files", "write the data to a file")
-        every.append(SourceTokens(recipe, source, [str(root / source.name)], files))
+            directories, to_tokenize = [str(root / source.name)], files
+            if is_tokenized(files):
+                paths = [file.path.removesuffix(MANIFEST).rstrip("/") for file in files]
+                directories, to_tokenize = [path or "." for path in paths], []
+        every.append(SourceTokens(recipe, source, directories, to_tokenize))
         for file in files:
             owner = owners.setdefault(storage.identity(file.path), source.name)
             if owner != source.name:
@@ -206,12 +210,6 @@ def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[SourceTokens]:
                     f"both have {as_named(file.path)}",
                     "leave it to one of them",
                 )
-    for number, tokens in enumerate(every):
-        with naming(recipe, tokens.source):
-            if is_tokenized(tokens.files):
-                paths = [file.path.removesuffix(MANIFEST).rstrip("/") for file in tokens.files]
-                directories = [path or "." for path in paths]
-                every[number] = replace(tokens, directories=directories, files=[])
     return every
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import astuple
 
-from packer_cli.errors import DataError, PackerError, named, os_errors
+from packer_cli.errors import DataError, PackerError, UsageError, named, os_errors
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.packing.figures import AttentionCost
@@ -66,7 +66,7 @@ from packer_cli.result.rules import (
 )
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.wording import plural
-from packer_cli.run.compare import refuse_other_packer
+from packer_cli.run.compare import differing_packers
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 from packer_cli.run.place import is_replacing
 from packer_cli.run.pool import Pool, Reporter
@@ -178,10 +178,11 @@ def verify(
     with Progress(sum(one.bytes for one in facts.shards), show=progress, doing="verifying") as bar:
         reporter = Reporter(notify, options.warn, bar)
         checks = _checks(directory, facts, tokens, reporter)
-        if compare is not None:
-            then = facts.packer_version
-            tip = f"verify it without --against-inputs, or with packer {then}; packer pack "
-            refuse_other_packer(directory, then, f"{tip}--overwrite packs it again")
+        if compare is not None and (differ := differing_packers(facts.packer_version)):
+            raise UsageError(
+                f"{directory}: {differ[0]}, which may make other rows of the same inputs",
+                "verify it without --against-inputs, or pack it again with --overwrite",
+            )
         if facts.incomplete:
             notify(f"{directory} is marked incomplete: {facts.incomplete}")
         _check_files(directory, facts, findings, notify)
