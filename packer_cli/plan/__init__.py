@@ -27,7 +27,6 @@ from packer_cli.errors import DataError, Interrupted, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.mixing import Choice
 from packer_cli.mixing.units import choice_of, unit_bytes_of, work_units
 from packer_cli.options.options import PADDED_BOUNDARIES, PackConfig
 from packer_cli.options.recipe import Recipe
@@ -48,7 +47,7 @@ from packer_cli.result.columns import (
 )
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
-from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
+from packer_cli.result.manifest import ReachedShare, SourceStats, by_source, load_tokenized
 from packer_cli.run.compare import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.pipeline import resolve_run
@@ -149,7 +148,10 @@ class Planning:
                     _check(config, [(plan.planned[place], plan.copies) for plan in plans])
                     outcome = _outcome_of(config, plans, place, pass_)
                     if choice := choice_of(files, config):
-                        outcome = _of_mixture(outcome, choice)
+                        sums = by_source(choice.sources, outcome.planned.file, _OF_SOURCE)
+                        outcome = replace(
+                            outcome, sources=choice.sources, by_source=sums, shares=choice.shares
+                        )
                     by_config[config] = outcome
         outcomes = [by_config[config] for config in configs]
         if any(outcome.planned.rows for outcome in outcomes):
@@ -314,16 +316,6 @@ def _sum(config: PackConfig, planned: Sequence[PlannedTotals]) -> PlannedTotals:
     for part in planned:
         total.add(part)
     return total
-
-
-def _of_mixture(outcome: Outcome, choice: Choice) -> Outcome:
-    """Add the counts of each source."""
-    by_source = list[dict[str, Any]]()
-    for source in choice.sources:
-        inputs = [outcome.planned.file(index) for index in range(*source.inputs)]
-        sums = {name: sum(getattr(counts, name) for counts in inputs) for name in _OF_SOURCE}
-        by_source.append({"name": source.name} | sums)
-    return replace(outcome, sources=choice.sources, by_source=by_source, shares=choice.shares)
 
 
 def _error_of_ratio(

@@ -62,7 +62,6 @@ from packer_cli.result.manifest import (
     Manifest,
     Result,
     TokenizerInfo,
-    by_source,
     shape_of,
     sources_as_json,
 )
@@ -135,7 +134,7 @@ def _content(
                 name: document.get(name, []) for name in ("missed_shares", "source_records")
             }
         if by == "source":
-            content["by_source"] = by_source(manifest)
+            content["by_source"] = manifest.by_source
     else:
         content |= {"kind": TOKENIZED} | _origin(manifest) | _figures_of_documents(manifest)
     if carried := _carried_figures(manifest):
@@ -393,7 +392,7 @@ def _of_recipe(manifest: Manifest, by: str | None) -> Section:
     """Return shares of sources and what is left out. `by` source: with all figures of these."""
     mixture, sources = manifest.document["config"].get("mixture") or {}, manifest.sources
     counted = "trained tokens" if mixture.get("count") == "trained" else "tokens"
-    holds_out, totals = mixture.get("part", TRAIN) == TRAIN, by_source(manifest)
+    holds_out, totals = mixture.get("part", TRAIN) == TRAIN, manifest.by_source
     left_out = [
         (source.name, {"held out": source.held_out_documents * holds_out,
                     "duplicates": source.duplicate_documents})

@@ -13,6 +13,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
+from functools import partial
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
@@ -97,12 +98,8 @@ _RECORDED_FIRST = (
 )
 
 
-def _powers() -> Int64:
-    return np.zeros(_POWER_BUCKETS, np.int64)
-
-
-def _shares() -> Int64:
-    return np.zeros(ROW_FILL_BUCKETS, np.int64)
+_powers = partial(np.zeros, _POWER_BUCKETS, np.int64)
+_shares = partial(np.zeros, ROW_FILL_BUCKETS, np.int64)
 
 
 class InputTotals(Struct):
@@ -480,7 +477,10 @@ def _add(totals: Struct, more: Mapping[str, int]) -> None:
 
 def _as_json(name: str, value: Any) -> Any:
     if name == "files":
-        return [[index, *_without_last_zeros(totals)] for index, totals in sorted(value.items())]
+        return [
+            [index, *np.trim_zeros(list(asdict(totals).values()), "b")]
+            for index, totals in sorted(value.items())
+        ]
     if name == "piece_length":
         return _packed(value)
     if isinstance(value, np.ndarray):
@@ -488,13 +488,6 @@ def _as_json(name: str, value: Any) -> Any:
     if isinstance(value, AttentionCost):
         return list(astuple(value)) if value.rows else []
     return value
-
-
-def _without_last_zeros(totals: InputTotals) -> list[int]:
-    figures = list(asdict(totals).values())
-    while figures and not figures[-1]:
-        figures.pop()
-    return figures
 
 
 def _from_json(name: str, value: Any, default: Any) -> Any:

@@ -25,7 +25,7 @@ from packer_cli.result.layout import (
     is_named_by_content,
     is_result_file,
 )
-from packer_cli.result.manifest import Result, is_manifest, looks_like_one, parse_unedited
+from packer_cli.result.manifest import Result, checksum, is_manifest, parse
 from packer_cli.storage import OTHER
 
 MANIFESTS = (MANIFEST, INCOMPLETE)
@@ -93,7 +93,7 @@ def look(place: Path | str) -> OutputState:
         if result is None and sizes.get(manifest, OTHER) != OTHER:
             path = storage.join(name, manifest)
             content = storage.read_bytes(path)
-            if looks_like_one(content):
+            if is_manifest(path):
                 result = _unedited(path, content)
                 owned = listed(result) | {manifest: len(content)}
     if not storage.is_url(name):
@@ -113,12 +113,15 @@ def look(place: Path | str) -> OutputState:
 
 def _unedited(path: str, content: bytes) -> Result:
     try:
-        return parse_unedited(content)
+        manifest = parse(content)
+        if manifest.sha256 != checksum(manifest.document):
+            raise DataError("was edited")
     except DataError as error:
         raise UsageError(
             f"{path}: {error.message}, so it does not say which files are packer's",
             "choose another --output, or remove what lies there yourself",
         ) from error
+    return manifest
 
 
 def listed(manifest: Result) -> dict[str, int]:

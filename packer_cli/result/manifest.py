@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -310,6 +310,11 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
         )
 
     @property
+    def by_source(self) -> list[dict[str, Any]]:
+        """The totals of each source's inputs."""
+        return by_source(self.sources, self.inputs.__getitem__, self.counted_by_input)
+
+    @property
     def is_from_tokenized(self) -> bool:
         """True if the inputs are tokenized directories: manifests, whose documents are tokens."""
         names = {storage.base_name(one.path) for one in self.inputs}
@@ -342,15 +347,14 @@ def sources_as_json(sources: Sequence[SourceStats]) -> list[dict[str, Any]]:
     ]
 
 
-def by_source(manifest: Manifest) -> list[dict[str, Any]]:
-    """Sum the totals of each source's inputs."""
+def by_source(
+    sources: Sequence[SourceStats], inputs: Callable[[int], Any], names: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Sum totals of each source's inputs. `inputs`: returns those of one, by its number."""
     return [
-        {"name": source.name}
-        | {
-            name: sum(getattr(one, name) for one in manifest.inputs[slice(*source.inputs)])
-            for name in manifest.counted_by_input
-        }
-        for source in manifest.sources
+        {"name": one.name}
+        | {name: sum(getattr(inputs(i), name) for i in range(*one.inputs)) for name in names}
+        for one in sources
     ]
 
 
@@ -557,8 +561,8 @@ def _begun(name: str) -> bool:
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
-    """True for a manifest of packer, of any version."""
-    return looks_like_one(_content(os.fspath(path)))
+    """True for a manifest of packer, of any version, damaged or not."""
+    return {"format_version", "packer_version"} <= _object(os.fspath(path)).keys()
 
 
 def is_result(name: str) -> bool:
@@ -572,27 +576,14 @@ def is_result(name: str) -> bool:
 
 def holds_documents(path: str) -> bool:
     """True for the manifest of a tokenized directory."""
-    return _object(_content(path)).get("kind") == TOKENIZED
+    return _object(path).get("kind") == TOKENIZED
 
 
-def looks_like_one(data: bytes) -> bool:
-    """True for the content of a manifest of packer, of any version, damaged or not."""
-    return {"format_version", "packer_version"} <= _object(data).keys()
-
-
-def _content(path: str) -> bytes:
-    """Return the content of a file; b"" if it is missing or cannot be read."""
+def _object(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file; {} for anything else, and if it cannot be read."""
     try:
-        return storage.read_bytes(path)
-    except (OSError, DataError):
-        return b""
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    """Return the object that JSON holds; {} for anything else."""
-    try:
-        content = msgspec.json.decode(data)
-    except (ValueError, RecursionError):
+        content = msgspec.json.decode(storage.read_bytes(path))
+    except (OSError, DataError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -650,11 +641,3 @@ def parse(data: bytes) -> Manifest | TokenizedManifest:
                 f"use the packer that wrote it, or {anew}",
             ) from error
         raise DataError(f"damaged: {error}", anew) from error
-
-
-def parse_unedited(data: bytes) -> Result:
-    """Parse a manifest whose files may be removed: it was not edited. Raises DataError."""
-    manifest = parse(data)
-    if manifest.sha256 != checksum(manifest.document):
-        raise DataError("was edited", _ANEW)
-    return manifest

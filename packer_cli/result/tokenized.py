@@ -281,19 +281,11 @@ class Tokens:
     def gather(
         self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
     ) -> UInt32:
-        """Copy the tokens of pieces end to end, uint32[sum of length]. Raises DataError."""
-        number = self.numbered(directory, document)
-        columns = *self.spans.column("input_ids")[:2], 4
-        ids: UInt32
-        ids, at = self._gathered(
-            np.uint32, kernels.gather_documents, columns, number, start, length
+        """Copy the tokens of pieces end to end, uint32[sum of length]."""
+        number, columns = self.numbered(directory, document), self.spans.column("input_ids")[:2]
+        ids: UInt32 = self._gathered(
+            np.uint32, kernels.gather_documents, (*columns, 4), number, start, length
         )
-        if at >= 0:
-            raise DataError(
-                f"{self._directories[int(directory[at])].path / MANIFEST}: its document "
-                f"{document[at]} has no {length[at]} tokens from token {start[at]} on",
-                AGAIN,
-            )
         return ids
 
     def trained_of(self, number: Int64, start: Int32, length: Int32) -> UInt8 | None:
@@ -301,7 +293,9 @@ class Tokens:
         if all(one.facts.config.shape == "text" for one in self._directories.values()):
             return None
         columns = self.spans.column("trained")
-        flags: UInt8 = self._whole(np.uint8, kernels.gather_trained, columns, number, start, length)
+        flags: UInt8 = self._gathered(
+            np.uint8, kernels.gather_trained, columns, number, start, length
+        )
         return flags
 
     def with_columns(self, pieces: Documents, number: Int64) -> Documents:
@@ -338,27 +332,18 @@ class Tokens:
         addresses, has_lists = (offsets, values, column.dtype.itemsize), offsets[span] != 0
         gather = kernels.gather_documents
         if has_lists.all():
-            return self._whole(column.dtype, gather, addresses, number, start, length)
+            return self._gathered(column.dtype, gather, addresses, number, start, length)
         out = np.empty((int(length.sum(dtype=np.int64)), *column.dtype.shape), column.dtype.base)
         of_documents = self._of_documents(column, number[~has_lists], span[~has_lists])
         out[np.repeat(~has_lists, length)] = np.repeat(of_documents, length[~has_lists], axis=0)
         places = number[has_lists], start[has_lists], length[has_lists]
-        out[np.repeat(has_lists, length)] = self._whole(column.dtype, gather, addresses, *places)
+        out[np.repeat(has_lists, length)] = self._gathered(column.dtype, gather, addresses, *places)
         return out
-
-    def _whole(
-        self, kind: Any, kernel: Any, addresses: Any, number: Int64, start: Int32, length: Int32
-    ) -> Any:
-        """Copy a value of this kind for each token of pieces that are known to exist."""
-        values, at = self._gathered(kind, kernel, addresses, number, start, length)
-        if at >= 0:
-            raise InternalError(f"no tokenized directory has the document {number[at]}")
-        return values
 
     def _gathered(
         self, kind: Any, kernel: Any, addresses: Any, number: Int64, start: Int32, length: Int32
-    ) -> tuple[Any, int]:
-        """Return (a value for each token, the first piece that does not exist or -1)."""
+    ) -> Any:
+        """Copy a value for each token of pieces that are known to exist, a few at a time."""
         spans, ends = self.spans, np.cumsum(length, dtype=np.int64)
         out = np.empty(int(length.sum(dtype=np.int64)), kind)
         step = _PIECES_AT_ONCE if spans.mapped_bytes > _MOST_MAPPED else max(len(length), 1)
@@ -366,11 +351,12 @@ class Tokens:
             part = slice(first, min(first + step, len(length)))
             to = out[ends[first] - length[first] : ends[part.stop - 1]].reshape(-1).view(np.uint8)
             places = number[part], start[part], length[part]
-            wrong = kernel(*places, spans.firsts, *addresses, to)
-            if wrong >= 0:
-                return out, first + wrong
+            if (wrong := kernel(*places, spans.firsts, *addresses, to)) >= 0:
+                raise InternalError(
+                    f"no tokenized directory has the tokens of piece {first + wrong}"
+                )
             spans.give_back()
-        return out, -1
+        return out
 
 
 class MappedDocuments:
