@@ -27,13 +27,7 @@ from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import View
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
-from packer_cli.result.rules import (
-    damage,
-    documents_of,
-    labels_in,
-    segments_in,
-    sound_batches,
-)
+from packer_cli.result.rules import damage, documents_of, labels_in, segments_in, sound_batches
 from packer_cli.result.tokenized import TokenizedDirectory
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read

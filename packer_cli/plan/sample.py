@@ -81,10 +81,7 @@ def weight_of(units: Sequence[WorkUnit]) -> int:
 
 
 def sampled(
-    files: Sequence[InputFile],
-    units: Sequence[WorkUnit],
-    share: float | None,
-    config: PackConfig,
+    files: Sequence[InputFile], units: Sequence[WorkUnit], share: float | None, config: PackConfig
 ) -> list[SamplePart]:
     """Choose the parts to plan in the place of `units`, spread evenly by the seed of `config`.
 

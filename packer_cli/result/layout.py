@@ -202,7 +202,4 @@ def saved_dataset(files: Iterable[str], identity: str) -> dict[str, bytes]:
         "_split": None,
     }
     info = {"description": "", "features": None}
-    return {
-        STATE: json.dumps(state, indent=1).encode(),
-        INFO: json.dumps(info, indent=1).encode(),
-    }
+    return {STATE: json.dumps(state, indent=1).encode(), INFO: json.dumps(info, indent=1).encode()}

@@ -540,10 +540,7 @@ def _no_result(name: str) -> PackerError:
             f"{name}: holds a result for each side of its split, {TRAIN} and {VALIDATION}",
             f"give one of them: {' or '.join(parts)}",
         )
-    return DataError(
-        f"{name}: has no {MANIFEST}: not packed by packer",
-        _WHAT_TO_GIVE,
-    )
+    return DataError(f"{name}: has no {MANIFEST}: not packed by packer", _WHAT_TO_GIVE)
 
 
 def splits_of(directory: str | os.PathLike[str]) -> list[str]:

@@ -31,16 +31,7 @@ from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.packing.window import trained_in
-from packer_cli.records import (
-    Documents,
-    Int32,
-    Int64,
-    UInt8,
-    UInt32,
-    UInt64,
-    bytes_of,
-    value_bytes,
-)
+from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, bytes_of, value_bytes
 from packer_cli.result.columns import (
     HASH_BYTES,
     INDEX_SCHEMA,

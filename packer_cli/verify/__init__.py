@@ -226,10 +226,7 @@ def recount(directory: Path, tokens: Paths | None = None) -> None:
 
 
 def _checks(
-    directory: Path,
-    facts: Manifest | TokenizedManifest,
-    tokens: Paths | None,
-    progress: Reporter,
+    directory: Path, facts: Manifest | TokenizedManifest, tokens: Paths | None, progress: Reporter
 ) -> Checks:
     """Return the checks of the rows or documents of a result."""
     if isinstance(facts, Manifest):
