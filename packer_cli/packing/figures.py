@@ -6,9 +6,9 @@ All are sums of integers, so that the figures of units add up to those of a whol
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from packer_cli.records import Int32, Int64, offsets_of
 
@@ -26,35 +26,31 @@ def squared_sums(lengths: Int32 | Int64, row_offsets: Int64) -> Int64:
     return of_rows
 
 
-@dataclass(frozen=True)
-class AttentionCost:
+class AttentionCost(Struct, frozen=True):
     """Sums over rows of the cost of attention, see `squared_sums`. They are exact."""
 
     rows: int = 0
-    total: int = 0
-    squares: int = 0  # the sum of the rows' squared costs
-    most: int = 0
+    sum: int = 0
+    sum_of_squares: int = 0  # beyond 64 bits for long rows
+    max: int = 0
 
     @classmethod
     def of(cls, lengths: Int32 | Int64, row_offsets: Int64) -> AttentionCost:
         """Sum up rows: row r has the segments row_offsets[r]..row_offsets[r + 1]."""
         costs = squared_sums(lengths, row_offsets).tolist()
-        squares = sum(cost * cost for cost in costs)  # beyond 64 bits for long rows
+        squares = sum(cost * cost for cost in costs)
         return cls(len(costs), sum(costs), squares, max(costs, default=0))
 
     def __add__(self, other: AttentionCost) -> AttentionCost:
-        sums = self.rows + other.rows, self.total + other.total, self.squares + other.squares
-        return AttentionCost(*sums, max(self.most, other.most))
+        rows, squares = self.rows + other.rows, self.sum_of_squares + other.sum_of_squares
+        return AttentionCost(rows, self.sum + other.sum, squares, max(self.max, other.max))
 
-    def as_json(self) -> dict[str, int]:
-        names = ("rows", "sum", "sum_of_squares", "max")
-        return dict(zip(names, astuple(self), strict=True))
-
-
-def cost_spread(rows: int, total: int, squares: int, most: int) -> dict[str, float]:
-    """Return the coefficient of variation and max / mean, from the sums of `AttentionCost`."""
-    variance = max(rows * squares - total * total, 0)
-    return {"cv": math.sqrt(variance) / total, "max_over_mean": most * rows / total}
+    @property
+    def spread(self) -> dict[str, float]:
+        """Coefficient of variation and max / mean, of one row at least."""
+        variance = max(self.rows * self.sum_of_squares - self.sum * self.sum, 0)
+        over_mean = self.max * self.rows / self.sum
+        return {"cv": math.sqrt(variance) / self.sum, "max_over_mean": over_mean}
 
 
 def deviations(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[int, int]:

@@ -13,7 +13,6 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
@@ -66,8 +65,14 @@ class Window:
         """Plan what was added. Return the rows to write now; the other documents stay."""
         config, documents = self._config, Documents.concat(self._parts)
         self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
-        seed = self._seed()
-        order, row_offsets = self._planned(documents, seed)
+        # differs between windows and does not depend on the machine
+        name = f"{config.seed}/{self._unit}/{self._plans}"
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        most, multiple = config.max_segments_per_row, config.segment_multiple
+        planner = Planner(config.max_length, config.strategy, most, multiple)
+        order, row_offsets, *_ = planner.rows(documents.lengths, seed)
+        if config.shuffle:
+            order, row_offsets = shuffled(order, row_offsets, seed)
         self._plans += 1
         if not last:
             order, row_offsets = self._keep_back(documents, order, row_offsets)
@@ -75,7 +80,7 @@ class Window:
         if config.balance != "none":
             # after keeping back, so that the next windows are those of a run without balance
             unbalanced = AttentionCost.of(documents.lengths[order], row_offsets)
-            order, row_offsets = self._planner().balanced(documents.lengths, order, row_offsets)
+            order, row_offsets = planner.balanced(documents.lengths, order, row_offsets)
             if config.shuffle:
                 order, row_offsets = shuffled(order, row_offsets, seed)
         if config.mixture is not None and config.shuffle:
@@ -83,47 +88,23 @@ class Window:
             order, row_offsets = evened_out(documents.lengths, source, order, row_offsets, seed)
         return PlannedRows(documents, order, row_offsets, unbalanced)
 
-    def _planner(self) -> Planner:
-        config = self._config
-        most, multiple = config.max_segments_per_row, config.segment_multiple
-        return Planner(config.max_length, config.strategy, most, multiple)
-
-    def _planned(self, documents: Documents, seed: int) -> tuple[Int64, Int64]:
-        """Return order and row_offsets of all pieces."""
-        order, row_offsets, *_ = self._planner().rows(documents.lengths, seed)
-        if self._config.shuffle:
-            order, row_offsets = shuffled(order, row_offsets, seed)
-        return order, row_offsets
-
     def _keep_back(
         self, documents: Documents, order: Int64, row_offsets: Int64
     ) -> tuple[Int64, Int64]:
         """Keep the documents of badly filled rows. Return order and row_offsets of the others."""
-        is_kept = self._kept_back(documents, order, row_offsets)
+        config, rows = self._config, len(row_offsets) - 1
+        is_kept = np.zeros(rows, bool)
+        if keeps_order(config.strategy):
+            is_kept[rows - 1 :] = True  # the open row, which the next window continues to fill
+        else:
+            used = offsets_of(padded(documents.lengths[order], config.segment_multiple))
+            space = config.max_length - np.diff(used[row_offsets])
+            emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_KEPT_BACK]
+            is_kept[emptiest] = space[emptiest] * _BAD_SPACE > config.max_length
         waiting, _ = rows_taken(order, row_offsets, np.flatnonzero(is_kept))
         self._parts = [documents.take(waiting)]
         self.tokens = int(self._parts[0].offsets[-1])
         return rows_taken(order, row_offsets, np.flatnonzero(~is_kept))
-
-    def _seed(self) -> int:
-        """Return a seed that differs between windows and does not depend on the machine."""
-        name = f"{self._config.seed}/{self._unit}/{self._plans}"
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-
-    def _kept_back(
-        self, documents: Documents, order: Int64, row_offsets: Int64
-    ) -> npt.NDArray[np.bool_]:
-        """Mark the rows that wait for the next window, bool[rows]."""
-        rows = len(row_offsets) - 1
-        is_kept = np.zeros(rows, bool)
-        if keeps_order(self._config.strategy):
-            is_kept[rows - 1 :] = True  # the open row, which the next window continues to fill
-            return is_kept
-        used = offsets_of(padded(documents.lengths[order], self._config.segment_multiple))
-        space = self._config.max_length - np.diff(used[row_offsets])
-        emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_KEPT_BACK]
-        is_kept[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
-        return is_kept
 
 
 def sources_of(mixture: Mixture, file: Int32) -> Int64:

@@ -27,7 +27,7 @@ from packer_cli.options.options import (
 )
 from packer_cli.options.shapes import TRACE, kinds_of, prompts_described
 from packer_cli.options.value_columns import value_columns_of
-from packer_cli.packing.figures import cost_spread
+from packer_cli.packing.figures import AttentionCost
 from packer_cli.reports import (
     OF_SOURCES,
     Aligned,
@@ -162,11 +162,7 @@ def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> _Values:
     """Return totals of rows and what follows from them, such as rows over the lower bound."""
     names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
     mixed, costs = mixedness(totals, totals["histograms"]), totals.get("attention_cost") or {}
-    spreads = {
-        side: cost_spread(cost["rows"], cost["sum"], cost["sum_of_squares"], cost["max"])
-        for side, cost in costs.items()
-        if cost["rows"]
-    }
+    spreads = {side: AttentionCost(**cost).spread for side, cost in costs.items() if cost["rows"]}
     return {name: totals.get(name, 0) for name in names} | {
         "max_length": config.max_length,
         "strategy": config.strategy,

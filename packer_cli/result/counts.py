@@ -12,13 +12,12 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
-from functools import partial
+from dataclasses import fields
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 from msgspec import Meta, Struct, convert, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from packer_cli.packing.figures import (
     ONE_INPUT,
@@ -98,8 +97,12 @@ _RECORDED_FIRST = (
 )
 
 
-_powers = partial(np.zeros, _POWER_BUCKETS, np.int64)
-_shares = partial(np.zeros, ROW_FILL_BUCKETS, np.int64)
+def _powers() -> Int64:
+    return np.zeros(_POWER_BUCKETS, np.int64)
+
+
+def _shares() -> Int64:
+    return np.zeros(ROW_FILL_BUCKETS, np.int64)
 
 
 class InputTotals(Struct):
@@ -477,10 +480,7 @@ def _add(totals: Struct, more: Mapping[str, int]) -> None:
 
 def _as_json(name: str, value: Any) -> Any:
     if name == "files":
-        return [
-            [index, *np.trim_zeros(list(asdict(totals).values()), "b")]
-            for index, totals in sorted(value.items())
-        ]
+        return [[n, *np.trim_zeros(list(astuple(of)), "b")] for n, of in sorted(value.items())]
     if name == "piece_length":
         return _packed(value)
     if isinstance(value, np.ndarray):

@@ -39,6 +39,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.shapes import MIXED, Shape, joined, shape_named
+from packer_cli.packing.figures import AttentionCost
 from packer_cli.result.counts import DocumentTotals, InputTotals, Totals
 from packer_cli.result.layout import (
     FORMAT_VERSION,
@@ -104,20 +105,11 @@ class Histograms(DocumentHistograms, frozen=True):
     one_input: _Shares
 
 
-class Cost(Struct, frozen=True):
-    """`AttentionCost.as_json()` of all rows."""
-
-    rows: AtLeastOne
-    sum: AtLeastOne
-    sum_of_squares: int  # beyond 64 bits for long rows
-    max: Count
-
-
 class AttentionCosts(Struct, frozen=True):
     """Cost of attention without balancing, and with it."""
 
-    before: Cost
-    after: Cost
+    before: AttentionCost
+    after: AttentionCost
 
 
 class Input(InputTotals, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's may

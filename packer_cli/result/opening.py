@@ -99,7 +99,7 @@ def open_packed(
 
 def opened(path: Path, facts: Manifest, tokens: Paths | None = None) -> PackedDirectory:
     """Open a local result whose manifest was read already, without looking at its shards."""
-    directories = _listed(tokens)
+    directories = [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
     if facts.config.view:
         return View(path, facts, directories)
     if directories:
@@ -107,10 +107,6 @@ def opened(path: Path, facts: Manifest, tokens: Paths | None = None) -> PackedDi
             f"--tokens: {path} is not a view: it has its tokens itself", "leave it out"
         )
     return PackedDirectory(path, facts)
-
-
-def _listed(tokens: Paths | None) -> list[str | os.PathLike[str]]:
-    return [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
 
 
 def tokens_of_each(

@@ -409,7 +409,7 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
         "histograms": histograms,
     }
     if config.balance != "none":
-        before, after = counts.attention_before.as_json(), counts.attention_after.as_json()
+        before, after = asdict(counts.attention_before), asdict(counts.attention_after)
         totals["attention_cost"] = {"before": before, "after": after}
     if incomplete := why_incomplete(config.max_loss, counts.tokens, *lost):
         totals["incomplete"] = incomplete

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import to_builtins
-from msgspec.structs import astuple
 
 from packer_cli.errors import DataError, PackerError, UsageError, named, os_errors
 from packer_cli.options.options import PackConfig
@@ -425,7 +424,7 @@ class RowChecks(Checks):
                  "one_length"}  # fmt: skip
         if costs := self._packed.facts.attention_cost:
             names.add("attention_cost")
-            counts.attention_before = AttentionCost(*astuple(costs.before))
+            counts.attention_before = costs.before
         if "labels" in self._config.columns:
             names.add("trained_tokens")
         if "segments" in self._config.columns:
