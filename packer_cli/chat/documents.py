@@ -52,7 +52,7 @@ from packer_cli.records import (
     turn_position,
 )
 from packer_cli.result.columns import default_of
-from packer_cli.tokenization.specials import (
+from packer_cli.tokenization.locate import (
     NO_SPECIALS,
     SPELLED_OUT_TIP,
     Specials,

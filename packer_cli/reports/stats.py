@@ -91,12 +91,14 @@ def stats_report(
 
     by           shard, input or source: what is listed, too
     steps        how uneven training steps are
-    is_detailed  with histograms and warnings, which the end of a run prints on stderr
+    is_detailed  with histograms, inputs, and warnings, which a run itself prints on stderr
     """
-    sections = [*_histograms(manifest)] if is_detailed else []
+    sections = list[Section]()
     if isinstance(manifest, Manifest) and manifest.sources:
-        sections.insert(0, _of_recipe(manifest, by))
-    sections += [*_carried(manifest), *_listed(manifest, by)]
+        sections.append(_of_recipe(manifest, by))
+    sections += [*(_histograms(manifest) if is_detailed else ()), *_carried(manifest)]
+    if is_detailed:
+        sections += _listed(manifest, by)
     if is_recounted:
         agreed = Text("recounted from the shards: all figures agree", only_page=False)
         sections.append(Section("Recounted", [agreed]))

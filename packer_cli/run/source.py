@@ -44,8 +44,14 @@ from packer_cli.run.run_plan import RunPlan, TokenizerSelection, common_tokenize
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
-from packer_cli.tokenization.specials import Specials
+from packer_cli.tokenization.locate import (
+    BYTES,
+    Specials,
+    TokenizerFiles,
+    choose,
+    highest_id,
+    locate,
+)
 from packer_cli.tokenization.tokenizer import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 

@@ -29,7 +29,7 @@ from packer_cli.records import (
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.engines import UnencodableError
 from packer_cli.tokenization.fill_in_middle import FillInMiddle
-from packer_cli.tokenization.specials import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
+from packer_cli.tokenization.locate import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
 from packer_cli.tokenization.tokenizer import SpanTokens, Tokenizer
 
 # Reads the records of a slice, in batches.

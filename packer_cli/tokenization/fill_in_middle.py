@@ -19,8 +19,7 @@ from typing import NamedTuple
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import Records
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles
-from packer_cli.tokenization.specials import Specials
+from packer_cli.tokenization.locate import BYTES, Specials, TokenizerFiles
 
 # Tokens before the beginning, the end and the middle of a text.
 _KNOWN = (
