@@ -73,11 +73,7 @@ def pack_dataset(
 
 
 def pack_dataset_from_result(
-    plan: PackPlan,
-    token_ids: Any,
-    *,
-    labels: Any = None,
-    pad_token_id: int = 0,
+    plan: PackPlan, token_ids: Any, *, labels: Any = None, pad_token_id: int = 0
 ) -> Dataset:
     """Fill the rows of a plan that `packer_cli.plan_packing` made from the sequences' lengths.
 

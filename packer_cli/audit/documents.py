@@ -357,8 +357,7 @@ def infer_conventions(
         length = length or set_.facts.config.max_length
     real, offsets = _real(raw), raw.columns["input_ids"].offsets
     conventions = TokenConventions(
-        length=length or _full_length(np.diff(offsets)),
-        masked=real is not None and not real.all(),
+        length=length or _full_length(np.diff(offsets)), masked=real is not None and not real.all()
     )
     conventions = _padding(_of_tokenizer(conventions, tokenizer, set_), raw, set_)
     lengths = np.diff(offsets) if real is None else count(real, offsets[:-1], offsets[1:])

@@ -583,10 +583,7 @@ def _array_in(path: str) -> tuple[tuple[int, ...], _FlatColumn]:
 
 
 def open_set(
-    name: str,
-    format_: str | None = None,
-    max_length: int | None = None,
-    tokens: Sequence[str] = (),
+    name: str, format_: str | None = None, max_length: int | None = None, tokens: Sequence[str] = ()
 ) -> AuditedSet:
     """Open a set.
 

@@ -175,9 +175,7 @@ class ChatTemplate:
 def environment(kind: type[Sandbox] | None = None) -> jinja2.Environment:
     """Return the sandbox in which templates are compiled."""
     sandbox = (kind or Sandbox)(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, jinja2.ext.loopcontrols],
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     sandbox.filters["tojson"] = _tojson
     sandbox.globals |= {

@@ -52,12 +52,7 @@ from packer_cli.records import (
     turn_position,
 )
 from packer_cli.result.columns import default_of
-from packer_cli.tokenization.locate import (
-    NO_SPECIALS,
-    SPELLED_OUT_TIP,
-    Specials,
-    spelled_out,
-)
+from packer_cli.tokenization.locate import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
 
 FIX = "fix the record, or use --on-error skip"
 _NESTED = "fields of the record are nested too deeply"

@@ -18,13 +18,7 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.packing.fitting import Loss
-from packer_cli.records import (
-    MOST_TURNS,
-    Documents,
-    InputFile,
-    Records,
-    record_position,
-)
+from packer_cli.records import MOST_TURNS, Documents, InputFile, Records, record_position
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.encoding import Encoded, documents_of, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer

@@ -45,11 +45,7 @@ from packer_cli import __version__
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError
 from packer_cli.records import Int64, Notify, Texts, UInt8, UInt32, offsets_of
-from packer_cli.tokenization.engines import (
-    Engine,
-    ReferenceFacts,
-    engines_differ_on,
-)
+from packer_cli.tokenization.engines import Engine, ReferenceFacts, engines_differ_on
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
 _CONTEXTS = "x{0}'s {0}1{0} \n{0}{0}"

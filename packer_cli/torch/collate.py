@@ -76,10 +76,7 @@ NOT_GIVEN: Any = object()
 
 
 def varlen_collate(
-    rows: Any,
-    *,
-    config: Any = NOT_GIVEN,
-    names: Sequence[str] | None = None,
+    rows: Any, *, config: Any = NOT_GIVEN, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Lay rows end to end, T = b * max_length tokens, with the names and types of transformers.
 
@@ -108,10 +105,7 @@ def flash_attn_collate(rows: Any, *, names: Sequence[str] | None = None) -> dict
 
 
 def padded_collate(
-    rows: Any,
-    *,
-    config: Any = NOT_GIVEN,
-    names: Sequence[str] | None = None,
+    rows: Any, *, config: Any = NOT_GIVEN, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Stack rows as they are.
 
@@ -127,11 +121,7 @@ def padded_collate(
 
 
 def block_mask_collate(
-    rows: Any,
-    *,
-    config: Any = NOT_GIVEN,
-    form: str = "mask",
-    names: Sequence[str] | None = None,
+    rows: Any, *, config: Any = NOT_GIVEN, form: str = "mask", names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Collate like `padded_collate`, with masks of the places that see each other.
 
