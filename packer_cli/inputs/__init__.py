@@ -3,7 +3,7 @@
     discovery       names, folders, globs and lists to input files
     detection       what their records are, from one look at the first of each file
     formats         what a reader is: FirstRecords, Reader, LineReader, DocumentReader
-    text, jsonl, columnar, parquet, indexed_tokens, tokenized     the readers
+    text, jsonl, columnar, indexed_tokens, tokenized     the readers
     byte_streams    what readers of streams use: opening, decompressing, cutting into lines
     record_columns  columns that a reader has read, to records
 

@@ -1,4 +1,4 @@
-"""Read files of columns: what Arrow IPC and Parquet share, and the reader of Arrow IPC.
+"""Read files of columns: Arrow IPC and Parquet.
 
 Only the columns that are used are read. Positions are row numbers. Values become what JSON lines
 would have, a few megabytes at a time; plain texts and lists of numbers are never Python objects.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
+import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
@@ -46,8 +48,10 @@ from packer_cli.records import (
     InputFile,
     Int64,
     Records,
+    RowGroup,
     Slice,
     Texts,
+    offsets_of,
 )
 from packer_cli.result.columns import kind_in
 from packer_cli.result.manifest import TOKENIZED
@@ -121,7 +125,7 @@ def _columns_to_read(
                 "name the right one with --text-field, or with --field NAME=COLUMN",
             )
         kind = fields[0][-1].type
-        is_mask = is_list(kind) and _is_number(kind.value_type) and field_of.get(name) in MASKS
+        is_mask = _is_number_list(kind) and field_of.get(name) in MASKS
         if expected and name in wanted and not is_right(kind) and not is_mask:
             problem = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
             raise DataError(problem, tip)
@@ -195,13 +199,8 @@ def _is_integer_list(kind: Any) -> bool:
     return is_list(kind) and bool(pa.types.is_integer(kind.value_type))
 
 
-def _is_number(kind: Any) -> bool:
-    checks = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
-    return any(check(kind) for check in checks)
-
-
 def _is_number_list(kind: Any) -> bool:
-    return is_list(kind) and _is_number(kind.value_type)
+    return is_list(kind) and bool(pa.types.is_primitive(kind.value_type))
 
 
 # --- from record batches to records
@@ -243,16 +242,15 @@ class ColumnarReader(Reader):
             values: dict[str, list[Any]] = {name: [] for name in names}
             if not names:
                 return values
-            count = held = 0
+            count, held = 0, 0.0
             with reading(file), self.opened(file) as table:
                 for batch in table.batches(Slice(file.index, 0, None, 0), names, FIRST):
                     rows = batch.slice(0, FIRST - count)
-                    sizes = np.array([_sizes(column) for column in rows.columns]).sum(0)
-                    stop = int(np.searchsorted(held + np.cumsum(sizes), BATCH_BYTES)) + 1
-                    rows = rows.slice(0, stop)
+                    row_bytes = max(rows.nbytes / max(rows.num_rows, 1), 1)
+                    rows = rows.slice(0, int((BATCH_BYTES - held) // row_bytes) + 1)
                     for name in names:
                         values[name] += _values(rows.column(name), name, {})
-                    count, held = count + rows.num_rows, held + int(np.sum(sizes[:stop]))
+                    count, held = count + rows.num_rows, held + rows.num_rows * row_bytes
                     if count >= FIRST or held >= BATCH_BYTES:
                         break
             return values
@@ -309,7 +307,7 @@ def _sizes(column: Any) -> Int64:
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
     elif _is_number_list(kind):
         sizes = pc.multiply(pc.list_value_length(column), _bytes_of(kind.value_type))
-    elif _is_number(kind):
+    elif pa.types.is_primitive(kind):
         sizes = pa.repeat(_bytes_of(kind), len(column))
     elif str(kind) in _PLAIN:
         sizes = pc.binary_length(column)
@@ -521,3 +519,103 @@ def _checked(batch: Any) -> Any:
             if "UTF8" not in str(error) or not _is_text(column.type):
                 raise
     return batch
+
+
+# --- Parquet: slices count row groups. A footer costs a few hundred bytes a column and row group
+
+_BUFFER_BYTES = 1 << 20
+_FIRST_ROWS, _FEW_ROWS = 16, 64  # that show the size of rows, and that are always decoded together
+
+
+class ParquetReader(ColumnarReader):
+    """Reader of `.parquet` and `.pq` files."""
+
+    def groups(self, file: InputFile) -> list[RowGroup]:
+        with reading(file):
+            return _groups(file)[1]
+
+    def weight(self, file: InputFile) -> int:
+        return sum(group.bytes for group in self.groups(file))
+
+    def split(self, file: InputFile, parts: int) -> list[Slice]:
+        groups = self.groups(file)
+        return [Slice(file.index, i, i + 1, group.bytes) for i, group in enumerate(groups)]
+
+    @contextmanager
+    def opened(self, file: InputFile) -> Iterator[ColumnarFile]:
+        metadata, all_groups = _groups(file)
+        with (
+            storage.open_arrow(file.path) as source,
+            parquet_file(source, metadata) as parquet,
+        ):
+
+            def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
+                numbers = list(range(len(all_groups))[part.start : part.stop])
+                if not numbers or not names:
+                    return
+                paths = [fields_at(schema, name)[0] for name in names]
+                stored = [*dict.fromkeys(".".join(f.name for f in path) for path in paths)]
+
+                def read(rows: int) -> Iterator[Any]:
+                    return parquet.iter_batches(  # type: ignore[no-any-return]
+                        rows, row_groups=numbers, columns=stored,
+                        use_threads=False,  # a process with threads cannot fork the workers
+                    )  # fmt: skip
+
+                first = next(read(_FIRST_ROWS), None)
+                if first is not None:
+                    at_once = _rows_at_once(first, [all_groups[i] for i in numbers])
+                    yield from (by_columns(batch, names) for batch in read(min(most, at_once)))
+
+            schema, row_bytes = parquet.schema_arrow, file.size / max(metadata.num_rows, 1)
+            yield ColumnarFile(schema, batches, row_bytes)
+
+    def first_row(self, file: InputFile, part: Slice) -> int:
+        return int(_first_rows(file)[part.start])
+
+    def describe(self, file: InputFile, position: int) -> str:
+        with reading(file):
+            first_rows = _first_rows(file)
+        group = int(np.searchsorted(first_rows, position, side="right")) - 1
+        row = position - first_rows[group]
+        return f"row group {group}, row {row} (row {position} of the file)"
+
+
+def parquet_file(source: Any, metadata: Any = None) -> Any:
+    """Open a Parquet file. It is buffered little, and pages are compared with their checksums."""
+    return pq.ParquetFile(
+        source,
+        metadata=metadata,
+        buffer_size=_BUFFER_BYTES,  # or the column of a row group would be read whole
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
+
+
+def _groups(file: InputFile) -> tuple[Any, list[RowGroup]]:
+    """Return the metadata of a file, as Arrow has it, and its row groups."""
+    return _groups_of(replace(file, path=storage.identity(file.path)))
+
+
+@lru_cache(maxsize=64)  # a unit has slices of many files, and many units read one file
+def _groups_of(file: InputFile) -> tuple[Any, list[RowGroup]]:
+    with storage.open_arrow(file.path) as source, parquet_file(source) as parquet:
+        metadata = parquet.metadata
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return metadata, [RowGroup(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def _first_rows(file: InputFile) -> Int64:
+    """Return the first row of each row group, int64[row groups + 1]."""
+    return offsets_of([group.rows for group in _groups(file)[1]])
+
+
+def _rows_at_once(first: Any, groups: list[RowGroup]) -> int:
+    """Return how many rows of these groups make a few megabytes: by the `first`, in which each has
+    its own copy of what a file stores once, and by the mean row, but not fewer than a few of these,
+    since columns that are not read may have most of its bytes.
+    """
+    mean = sum(group.bytes for group in groups) // max(sum(group.rows for group in groups), 1)
+    by_mean = max(BATCH_BYTES // max(mean, 1), _FEW_ROWS)
+    by_first = BATCH_BYTES * int(first.num_rows) // max(first.nbytes, 1)
+    return int(max(min(by_mean, by_first), 1))

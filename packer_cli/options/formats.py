@@ -37,7 +37,7 @@ FORMATS = {
     "jsonl": Format((".jsonl", ".ndjson"), "jsonl.JsonlReader", "byte", "byte", True),
     # files with an array; others are read as jsonl, see inputs/discovery.py
     "json": Format((".json",), "jsonl.JsonArrayReader", "byte", "", True),
-    "parquet": Format((".parquet", ".pq"), "parquet.ParquetReader", "row", "row group", False),
+    "parquet": Format((".parquet", ".pq"), "columnar.ParquetReader", "row", "row group", False),
     "arrow": Format((".arrow", ".feather", ".ipc"), "columnar.ArrowReader", "row", "", False),
     "text": Format((".txt", ".text"), "text.TextReader", "byte", "", True),
     "csv": Format((".csv",), "text.CsvReader", "byte", "", True),
