@@ -107,31 +107,16 @@ def one_of(
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the known name that a mistyped `name` means, or "" if none is near.
-
-    A near name has at most about one typing mistake in three letters. If there is none, a name that
-    has all words of the other is near, or one that begins like it. Case does not matter, nor
-    whether words are joined by - or _.
+    """Return the known name that a mistyped `name` means, or "" if none is near. Case does not
+    matter, nor whether words are joined by - or _.
     """
-    sought, known = _plain(name), {_plain(candidate): candidate for candidate in names}
-    near = get_close_matches(sought, known, 1, 0.7)
-    if not near:
-        parts = [candidate for candidate in known if _is_part(sought, candidate)]
-        near = get_close_matches(sought, parts, 1, 0)
+
+    def plain(text: str) -> str:
+        return text.lower().replace("_", "-").strip("-")
+
+    known = {plain(candidate): candidate for candidate in names}
+    near = get_close_matches(plain(name), known, 1, 0.68)
     return known[near[0]] if near else ""
-
-
-def _is_part(first: str, second: str) -> bool:
-    """Tell whether one name has all words of the other, or both begin with most of the shorter."""
-    words, other_words = set(first.split("-")), set(second.split("-"))
-    shorter = min(len(first), len(second))
-    most = -(-3 * shorter // 4)
-    begins_alike = first[:most] == second[:most]
-    return shorter > 2 and (words <= other_words or other_words <= words or begins_alike)
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "-").strip("-")
 
 
 def named(fields: Iterable[str], most: int = 20) -> str:

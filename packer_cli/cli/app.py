@@ -20,7 +20,7 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING
 from functools import cache
@@ -388,41 +388,33 @@ def _report(problem: PackerError, *, as_json: bool) -> None:
 def _of_parser(error: Any) -> UsageError:
     """Return an error of the parser, with a tip if another name is near, or of another command."""
     message, ctx = error.format_message(), getattr(error, "ctx", None)
-    tip = f"see {getattr(ctx, 'command_path', 'packer')} --help"
+    tip = ""
     if type(error).__name__ == "NoSuchOption":
-        message, tip = error.message, _about_option(error.option_name, ctx) or tip
+        message, tip = error.message, _about_option(error.option_name, ctx)
     elif unknown := re.match(r"No such command '(.*)'", message):
-        tip = _suggestion(unknown[1], {name: name for name in _COMMANDS} | _OTHER_NAMES) or tip
+        names = {name: name for name in _COMMANDS} | _OTHER_NAMES
+        near = nearest(unknown[1], names)
+        tip = f"did you mean {names[near]}?" if near else ""
+    tip = tip or f"see {getattr(ctx, 'command_path', 'packer')} --help"
     return UsageError(message.replace("\n", " "), tip)
 
 
 def _about_option(name: str, ctx: Any) -> str:
     """Return a tip: the commands that have an option, or the nearest option of this one, or ""."""
     options = options_in(_function(ctx.info_name)) if ctx.info_name in _COMMANDS else {}
-    known = {other: option.flag for option in options.values() for other in option.names_elsewhere}
+    names = {other: option.flag for option in options.values() for other in option.names_elsewhere}
     having = [
         f"packer {command}"
-        for command in (_COMMANDS if options and name not in known else ())
+        for command in (_COMMANDS if options and name not in names else ())
         if any(name in parameter.opts for parameter in _made(command).params)
     ]
     if having:
         return f"it is an option of {', '.join(having)}"
-    parameters = ctx.command.params
-    flags = {
-        flag: flag
-        for parameter in parameters
-        for flag in (*parameter.opts, *parameter.secondary_opts)
-    }
-    return _suggestion(name, flags | known)
-
-
-def _suggestion(name: str, names: Mapping[str, str]) -> str:
-    """Return a tip with the nearest name. One without --no- means the opposite of one with it, and
-    comes last.
-    """
-    negated = name.lower().replace("_", "-").startswith("--no-")
-    alike = [known for known in names if known.startswith("--no-") == negated]
-    near = nearest(name, alike) or nearest(name, names)
+    for parameter in ctx.command.params:
+        names |= {flag: flag for flag in (*parameter.opts, *parameter.secondary_opts)}
+    # a name without --no- means the opposite of one with it
+    is_negative = name.lower().startswith("--no")
+    near = nearest(name, [flag for flag in names if flag.startswith("--no-") == is_negative])
     return f"did you mean {names[near]}?" if near else ""
 
 

@@ -5,9 +5,8 @@
     ignored_columns     columns that no option uses, for a warning
     unknown_speakers    speakers that need --role, for a warning
 
-All of them ask for columns of the same `FirstRecords`: at most 64 records, and of JSON those that
-begin in 64 KiB. Every file is opened once. The first records of one file of each kind are kept, so
-that memory does not depend on the number of files.
+All of them read `FirstRecords`: at most 64 records, and of JSON those that begin in 64 KiB. Memory
+does not depend on the number of files, except for the fields of each kind of them.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ from packer_cli.options.value_columns import (
 from packer_cli.records import InputFile
 from packer_cli.result.columns import check_defaults
 
-_MOST_KEPT = 64  # files whose first records are kept
 _REQUESTS = 16  # at a time, to a store that answers each after a while
 _LONG = 100  # characters of a text: names, dates, languages and the like are shorter
 _UNMISTAKABLE = 20  # characters that no other text has by chance
@@ -104,23 +102,11 @@ class Detected(NamedTuple):
     files  the inputs; each names its shape if the run has several
     shape  of all of them
     alike  the files that were looked at, by kind
-    first  by path: first records of one file of each kind
     """
 
     files: list[InputFile]
     shape: Shape
     alike: list[AlikeFiles]
-    first: dict[str, FirstRecords]
-
-    def beginning_of(self, file: InputFile, config: DocumentConfig) -> FirstRecords:
-        """Return the first records of a file. They are empty if they cannot be read: the unit that
-        reads the file reports the error.
-        """
-        records = self.first.get(file.path)
-        if records is None:
-            with suppress(DataError, UsageError), peeking():
-                records = reader_for(file.format).first(file, config)
-        return records or FirstRecords([])
 
 
 class IgnoredColumns(NamedTuple):
@@ -168,12 +154,12 @@ def detect_shape(
     first = next(iter(by_name))
     # fields of the others may have other names: they are not read
     if set(known.others) <= {by_name[first].name} and len(by_name) == 1:
-        return Detected(files, by_name[first], [*detector.alike.values()], detector.first)
+        return Detected(files, by_name[first], [*detector.alike.values()])
     # files without records go with the first shape
     labels = {index: shape.described() for index, shape in shapes.items()}
     labelled = [replace(file, shape=labels.get(file.index, first)) for file in files]
     shape = joined({**known.others, **by_name})
-    return Detected(labelled, shape, [*detector.alike.values()], detector.first)
+    return Detected(labelled, shape, [*detector.alike.values()])
 
 
 def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape]:
@@ -185,27 +171,17 @@ def _named_files(files: Sequence[InputFile], between: str = "{} to {}") -> str:
     return files[0].path if len(files) == 1 else between.format(files[0].path, files[-1].path)
 
 
-class _Look(NamedTuple):
-    """Shape of a file's first records, and their fields. `records` None: another run read them."""
-
-    shape: Shape
-    fields: list[str]
-    records: FirstRecords | None
-
-
 class _Detector:
     """Detects shapes of files.
 
     alike    by shape and fields
-    first    as in `Detected`
     lacking  by field that --field maps: the errors of files that lack the column and have a shape
              without it
     """
 
     def __init__(self, config: DocumentConfig, known: Mapping[int, Shape]) -> None:
         self._config, self._known = config, known
-        self.alike, self.first = dict[str, AlikeFiles](), dict[str, FirstRecords]()
-        self.lacking = dict[str, DataError]()
+        self.alike, self.lacking = dict[str, AlikeFiles](), dict[str, DataError]()
 
     def shapes_of(self, files: list[InputFile]) -> dict[int, Shape]:
         """Return the shapes of the files that have a record, by index."""
@@ -214,9 +190,14 @@ class _Detector:
         try:
             with peeking():
                 for file, look in zip(files, look_at_all(self._look_at, files), strict=True):
-                    if look is not None:
-                        shapes[file.index] = look.shape
-                        self._keep(file, look)
+                    if look is None:
+                        continue
+                    shape, fields = look
+                    shapes[file.index] = shape
+                    if fields is not None:
+                        alike = AlikeFiles(shape, fields, [])
+                        kind = repr((shape.described(), fields))
+                        self.alike.setdefault(kind, alike).files.append(file)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no server
         with_records = [file for file in files if file.index in shapes]
@@ -228,22 +209,12 @@ class _Detector:
                 raise DataError(f"{file.path}: {problem}", "pack them with two commands")
         return shapes
 
-    def _keep(self, file: InputFile, look: _Look) -> None:
-        """Note what a file is like, and keep the first records of the first file of each kind."""
-        if look.records is None:
-            return
-        fields = [name for name in look.fields if name not in self._config.value_columns]
-        kind = repr((look.shape.described(), fields))
-        if kind not in self.alike:
-            self.alike[kind] = AlikeFiles(look.shape, fields, [])
-            if len(self.first) < _MOST_KEPT:
-                self.first[file.path] = look.records
-        self.alike[kind].files.append(file)
-
-    def _look_at(self, file: InputFile) -> _Look | None:
-        """Look at a file's first records; None if none can be read."""
+    def _look_at(self, file: InputFile) -> tuple[Shape, list[str] | None] | None:
+        """Return the shape and the fields of a file's first records, but for columns of values; no
+        fields if another run has read them, None if there is no record that can be read.
+        """
         if file.index in self._known:
-            return _Look(self._known[file.index], [], None)
+            return self._known[file.index], None
         try:
             first = reader_for(file.format).first(file, self._config)
         except DamagedInputError:
@@ -255,7 +226,8 @@ class _Detector:
         fields = [*first.names, *self._fields_of_later_records(file, first)]
         self._refuse_preference(file, first, fields)
         shape = self._shape_despite_lacking(file, first, fields)
-        return _Look(self._with_kind_of_prompt(first, shape), fields, first)
+        fields = [name for name in fields if name not in self._config.value_columns]
+        return self._with_kind_of_prompt(first, shape), fields
 
     def _fields_of_later_records(self, file: InputFile, first: FirstRecords) -> list[str]:
         """Return columns that --field maps to optional fields, and that the first record lacks but
@@ -349,6 +321,16 @@ class _Detector:
             for value in record.values()
         )
         return replace(shape, of_messages=of_messages)
+
+
+def _beginning_of(file: InputFile, config: DocumentConfig) -> FirstRecords:
+    """Return the first records of a file; none if they cannot be read: the unit that reads the file
+    reports the error.
+    """
+    records = None
+    with suppress(DataError, UsageError), peeking():
+        records = reader_for(file.format).first(file, config)
+    return records or FirstRecords([])
 
 
 def _is_json(file: InputFile) -> bool:
@@ -514,7 +496,7 @@ def _bearers(detected: Detected, shape: Shape, config: DocumentConfig) -> dict[s
             break
         member = shape.of(file.shape)
         required = [member.columns[name] for name in member.required if member.kind != "tokens"]
-        for row in detected.beginning_of(file, config).rows([*required, *missing]):
+        for row in _beginning_of(file, config).rows([*required, *missing]):
             messages = [message for column in required for message in messages_in(row.get(column))]
             for name in missing:
                 if any(name in message for message in messages):
@@ -568,7 +550,7 @@ def ignored_columns(
     options_of_shape, ignored = by_file_shape(config, shape), list[IgnoredColumns]()
     for found_shape, fields, files in detected.alike:
         member, options = options_of_shape[found_shape.described() if shape.members else None]
-        first, paths = detected.beginning_of(files[0], config), [file.path for file in files]
+        first, paths = _beginning_of(files[0], config), [file.path for file in files]
         used, if_known = used_columns(member, options), _used_if_known(member, options)
         others = [name for name in fields if not any(may_hold((name,), column) for column in used)]
         names = [name for name in fields if name in others or name in if_known]
@@ -603,7 +585,7 @@ def unknown_speakers(
             continue
         seen.add(member.described())
         roles, columns = dict[str, str](), [member.columns[name] for name in member.required]
-        for row in detected.beginning_of(files[0], config).rows(columns):
+        for row in _beginning_of(files[0], config).rows(columns):
             messages = [message for column in columns
                         for message in messages_in(row[column], role_key)]  # fmt: skip
             speakers = [
