@@ -115,7 +115,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
         return text.lower().replace("_", "-").strip("-")
 
     known = {plain(candidate): candidate for candidate in names}
-    near = get_close_matches(plain(name), known, 1, 0.68)
+    near = get_close_matches(plain(name), known, 1, 0.66)
     return known[near[0]] if near else ""
 
 

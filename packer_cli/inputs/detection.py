@@ -550,14 +550,16 @@ def ignored_columns(
     options_of_shape, ignored = by_file_shape(config, shape), list[IgnoredColumns]()
     for found_shape, fields, files in detected.alike:
         member, options = options_of_shape[found_shape.described() if shape.members else None]
-        first, paths = _beginning_of(files[0], config), [file.path for file in files]
         used, if_known = used_columns(member, options), _used_if_known(member, options)
         others = [name for name in fields if not any(may_hold((name,), column) for column in used)]
         names = [name for name in fields if name in others or name in if_known]
-        if member.kind == "tokens" and (masks := _masks_in(first, member, others)):
-            hint = f"--field {MASKS[0]}={masks[0]} trains on the tokens where it is 1"
-            ignored.append(IgnoredColumns(paths, [], [], hint, masks))
-        if member.is_of_tokens or not names:
+        if not names or member.kind == TRACE:
+            continue
+        first, paths = _beginning_of(files[0], config), [file.path for file in files]
+        if member.kind == "tokens":
+            if masks := _masks_in(first, member, others):
+                hint = f"--field {MASKS[0]}={masks[0]} trains on the tokens where it is 1"
+                ignored.append(IgnoredColumns(paths, [], [], hint, masks))
             continue
         with_text = _with_unused_text(first, member, options, names)
         others = [name for name in others if name not in with_text] if member.is_composed else []

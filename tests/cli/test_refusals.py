@@ -150,7 +150,6 @@ verify tokens --html x      | No such option: --html | it is an option of packer
 validate                    | No such command 'validate' | did you mean verify?
 tokenise                    | No such command 'tokenise' | did you mean tokenize?
 preprocess                  | No such command 'preprocess' | did you mean pack?
-in                          | No such command 'in' | see packer --help
 """
 # a recipe, with ¶ for line ends | its error, with @ for its path | what the tip holds
 MISTAKES = """
