@@ -73,7 +73,6 @@ _AT_FIRST = 16 << 20  # and so many more for a unit, whose first four batches ha
 # A change of what is compared, or how, makes what is remembered void.
 _CHECK = 1
 _MOST_TEXTS = 1 << 12
-_MOST_BYTES = 4 << 20  # of a file
 _DIGEST_BYTES = 32
 
 
@@ -86,8 +85,7 @@ class Agreements(msgspec.Struct):
     texts       digests of lists of texts that agree, the latest last
 
     They are kept in a file of the cache folder, which no run needs. A file that is missing or
-    damaged, of another identity or of another user, counts as empty. It is replaced as a whole, or
-    left as it is if it cannot be written.
+    damaged counts as empty. It is replaced as a whole, or left as it is if it cannot be written.
     """
 
     identity: list[str]
@@ -148,19 +146,12 @@ class Agreements(msgspec.Struct):
         return Path(home).expanduser() / "packer" / "agreements" / name
 
     def _stored(self) -> Agreements | None:
-        """Return the file's content; None unless it is this user's, whole and of this identity."""
-        with suppress(OSError, RuntimeError):  # there may be no home
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                    return None
-                content = file.read(_MOST_BYTES)
+        """Return the file's content; None unless it is whole."""
+        with suppress(OSError, RuntimeError, msgspec.MsgspecError):  # there may be no home
+            content = self._path.read_bytes()
             checksum, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
             if checksum == _checksum(content):
-                with suppress(msgspec.MsgspecError):
-                    stored = msgspec.msgpack.decode(content, type=Agreements)
-                    return stored if stored.identity == self.identity else None
+                return msgspec.msgpack.decode(content, type=Agreements)
         return None
 
 

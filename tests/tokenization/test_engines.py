@@ -24,7 +24,6 @@ from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
 from packer_cli.tokenization.trust import (
     BATTERY,
-    Agreements,
     TrustedEngine,
     in_contexts,
     unsettled,
@@ -335,19 +334,6 @@ def damaged() -> None:
     remembered(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def linked() -> None:
-    file = remembered()
-    file.rename("elsewhere")
-    file.symlink_to(Path("elsewhere").absolute())
-
-
-def of_another_tokenizer() -> None:
-    path = remembered()
-    Agreements(["another"]).save()
-    (other,) = {*path.parent.iterdir()} - {path}
-    other.replace(path)
-
-
 def unwritable() -> None:
     shutil.rmtree("cache")
     Path("cache").touch()
@@ -363,9 +349,6 @@ REMEMBERED: dict[str, tuple[Callable[[], object], list[str], int]] = {
     "another first text": (lambda: None, ["fast brown", *LATE], 1),
     "a damaged file": (damaged, LATE, 1),
     "an empty file": (lambda: remembered(b""), LATE, 1),
-    "a file that others may write": (lambda: remembered().chmod(0o666), LATE, 1),
-    "a link to a file": (linked, LATE, 1),
-    "a file of another tokenizer": (of_another_tokenizer, LATE, 1),
     "no folder for the file": (unwritable, LATE, 1),
 }
 
