@@ -150,9 +150,7 @@ def with_parameters(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _for_typer(option: DeclaredOption, section: str | None) -> dict[str, Any]:
-    """Return annotation and default of the parameter that Typer makes an option of. Values arrive
-    as text or switches, and as None if they are not given.
-    """
+    """Return annotation and default of a parameter of Typer; values arrive as text or switches."""
     is_flag, is_switch = option.format is FLAG, option.format is FLAG and option.default is False
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
@@ -173,9 +171,7 @@ def _for_typer(option: DeclaredOption, section: str | None) -> dict[str, Any]:
 
 
 def write_parameters(ctx: Any, formatter: Any) -> None:
-    """Write the arguments, then the options by group, the most used first: nothing cut off, no name
-    broken at a dash.
-    """
+    """Write the arguments, then the options by group, the most used first."""
     sections: dict[str, list[tuple[str, str]]] = {}
     title = ""
     for parameter in ctx.command.get_params(ctx):
@@ -413,7 +409,7 @@ def _about_option(name: str, ctx: Any) -> str:
     for parameter in ctx.command.params:
         names |= {flag: flag for flag in (*parameter.opts, *parameter.secondary_opts)}
     # a name without --no- means the opposite of one with it
-    is_negative = name.lower().startswith("--no")
+    is_negative = name.lower().replace("_", "-").startswith("--no-")
     near = nearest(name, [flag for flag in names if flag.startswith("--no-") == is_negative])
     return f"did you mean {names[near]}?" if near else ""
 

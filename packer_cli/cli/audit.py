@@ -133,9 +133,7 @@ def shown_rows(
     rows: Sequence[int],
     tokens: tuple[str, ...] = (),
 ) -> Iterator[Shown]:
-    """Yield rows of any set, in ascending order, like rows of packer's own results. Raises
-    DataError for rows that cannot be read.
-    """
+    """Yield rows of any set, in ascending order, like those of results. Raises DataError."""
     from packer_cli.storage import base_name, is_url
 
     if set_.facts is not None and not is_url(set_.name):  # packer's reader knows more
@@ -194,9 +192,7 @@ def reader_of(
 
 
 def _rows_for(audit: Audit) -> dict[int, list[str]]:
-    """Return rows to look at, with reasons: the examples of each finding, the emptiest rows, and
-    evenly spread ones.
-    """
+    """Return rows to look at, with reasons: examples of findings, the emptiest, and some others."""
     chosen: dict[int, list[str]] = {}
     for finding in audit.findings:
         for row, place in finding.examples:
@@ -209,9 +205,7 @@ def _rows_for(audit: Audit) -> dict[int, list[str]]:
 
 
 def _report(audit: Audit, rows: PageRows | None) -> Report:
-    """Report what was read and how, findings, and rules that were not applied; on a page also
-    `rows`, to which the examples lead.
-    """
+    """Report what was read and how, findings, and rules that were not applied."""
     import packer_cli
     from packer_cli.reports import Fact, Figure, Report
     from packer_cli.result.wording import count
@@ -290,9 +284,7 @@ def unreadable() -> Iterator[None]:
 
 
 def decoder_of(set_: AuditedSet, tokenizer: str | None) -> Decoder | str:
-    """Return the decoder of the named tokenizer, or else of the set's own; or why there is none.
-    Raises UsageError.
-    """
+    """Return the decoder of the named tokenizer or of the set's; or why there is none."""
     from packer_cli.storage import is_url
     from packer_cli.tokenization.decoding import BytesDecoder, ReferenceDecoder, load_decoder
     from packer_cli.tokenization.engines import ReferenceEngine

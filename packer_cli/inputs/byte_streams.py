@@ -55,9 +55,7 @@ _Read = Callable[[int], bytes]
 
 
 class OpenInput:
-    """An opened file: `read` returns its plain bytes, `consumed` counts the stored bytes behind
-    them.
-    """
+    """An opened file: `read` returns plain bytes, `consumed` counts the stored ones behind them."""
 
     def __init__(self, path: str, raw: IO[bytes] | _Stdin, read: _Read) -> None:
         self.path = path
@@ -198,9 +196,7 @@ def _reading(raw: IO[bytes], size: int) -> _Read:
 
 
 def _stored_as(beginning: bytes, named: str) -> str | None:
-    """Return the compression of a file from its first bytes, None for plain text: a web server may
-    decompress a `.gz` on the way. `named`: compression by the ending of the name.
-    """
+    """Return the compression that the first bytes show; None for text, by the name if in doubt."""
     if match := COMPRESSED.match(beginning):
         return match.lastgroup
     try:
@@ -328,9 +324,7 @@ def read_lines(source: OpenInput, start: int, stop: int | None) -> Iterator[Line
 
 
 def cut(offset: int, data: bytes) -> tuple[Int64, Int64, Int64]:
-    """Return the positions of lines in the file, and their begins and ends in the block, without
-    newlines and a byte order mark: int64[n] each.
-    """
+    """Return positions of lines in the file, and begins and ends in the block, int64[n] each."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_END)
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
@@ -365,9 +359,7 @@ def invalid_utf8(error: UnicodeDecodeError, data: bytes, unit: str) -> tuple[str
 
 
 def other_content(beginning: bytes) -> tuple[str, str] | None:
-    """Recognize a file that is not text in UTF-8, by its first bytes. Return what it is, and a tip;
-    None for text.
-    """
+    """Return what a file is by its first bytes, and a tip, if it is not text in UTF-8."""
     for mark, name in _MARKS.items():
         if beginning.startswith(mark):
             content = f"begins with the byte order mark of {name}, expected UTF-8"

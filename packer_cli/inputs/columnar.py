@@ -98,9 +98,7 @@ _EXPECTED = {  # kind of shape -> its columns' type, and a tip
 def _columns_to_read(
     file: InputFile, schema: Any, shape: Shape, config: DocumentConfig
 ) -> list[str]:
-    """Return the columns to read. Raises DataError if one is missing, or if one of texts or ids
-    has a wrong type.
-    """
+    """Return the columns to read. Raises DataError if one is missing or has a wrong type."""
     if shape.kind == TRACE:
         names = chain.from_iterable(names_in_traces(shape).values())
         used = [*names, *config.value_columns, *FACTS_OF_TRACES]
@@ -359,9 +357,7 @@ def _texts(column: Any, bad: dict[int, str]) -> list[Any]:
 
 
 def _values(column: Any, field: str, bad: dict[int, str]) -> list[Any]:
-    """Return the values of a column as JSON lines would have them, None for one that cannot be
-    read. OUT bad: by row, what is wrong with it.
-    """
+    """Return values as JSON lines would have them. OUT bad: by row, what is wrong with it."""
     convert = _converter(column.type)
     with suppress(UnicodeDecodeError, msgspec.DecodeError):
         cells: list[Any] = column.to_pylist()

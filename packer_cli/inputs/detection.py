@@ -230,9 +230,7 @@ class _Detector:
         return self._with_kind_of_prompt(first, shape), fields
 
     def _fields_of_later_records(self, file: InputFile, first: FirstRecords) -> list[str]:
-        """Return columns that --field maps to optional fields, and that the first record lacks but
-        a later one has.
-        """
+        """Return columns of optional fields that a later record has, but not the first."""
         columns = [
             name
             for field_name, name in self._config.renamed.items()
@@ -244,9 +242,7 @@ class _Detector:
         return sorted(name for name in columns if any(row[name] is not None for row in rows))
 
     def _refuse_preference(self, file: InputFile, first: FirstRecords, fields: list[str]) -> None:
-        """Raise UsageError if the first records are preference records, unless --field names the
-        answer to train on.
-        """
+        """Raise UsageError for preference records, unless --field names the answer."""
         config = self._config
         if not any(map(_is_of_preference, fields)) or _NAMED_ANSWERS & config.renamed.keys():
             return
@@ -265,9 +261,7 @@ class _Detector:
     def _shape_despite_lacking(
         self, file: InputFile, first: FirstRecords, fields: list[str]
     ) -> Shape:
-        """Return the shape by all that --field maps, or else by the columns of it that the file
-        has: the others may be for other files.
-        """
+        """Return the shape by all columns of --field, or else by those that the file has."""
         renamed = self._config.renamed
         present = {name: column for name, column in renamed.items() if may_hold(fields, column)}
         try:
@@ -358,9 +352,7 @@ def _is_of_preference(name: str) -> bool:
 def _refuse_answers(
     where: str, record: Mapping[str, Any], shape: Shape | None, config: DocumentConfig
 ) -> None:
-    """Raise UsageError if a record has bad answers, or a label that may say that its answer is bad.
-    The tip names the --field that packs the good answers. `shape`: of the record, if one fits.
-    """
+    """Raise UsageError if a record has bad answers, or a label that may mark its answer as bad."""
     held = {name for name, value in record.items() if isinstance(value, str | list | dict)}
     good = [name for name in record if name in held and _GOOD.fullmatch(name)]
     bad = [
@@ -390,9 +382,7 @@ def _refuse_answers(
 def _option_of_answer(
     record: Mapping[str, Any], good: str | None, shape: Shape | None
 ) -> Suggested | None:
-    """Return the --field that names the `good` answer, or where the shape has it; None if it is
-    neither a text nor messages.
-    """
+    """Return the --field that names the `good` answer, or where the shape has it."""
     if good is None:
         last = shape.required[-1] if shape is not None else ""
         return Suggested({last: shape.columns[last]}) if shape is not None else None
@@ -514,9 +504,7 @@ def _bearer_of(column: ValueColumn, value: Any) -> str:
 
 
 def _carry_of_traces(config: DocumentConfig) -> tuple[str, ...]:
-    """Return --carry for traces, with the weights of the loss: a token of several branches needs
-    one.
-    """
+    """Return --carry for traces, with weights of the loss: tokens of several branches need one."""
     columns = dict(config.value_columns)
     if not any(is_of_loss(name) for name in columns):
         columns[LOSS_WEIGHTS] = ValueColumn(LOSS_WEIGHTS, "float32")
@@ -543,10 +531,7 @@ def _carry_of_traces(config: DocumentConfig) -> tuple[str, ...]:
 def ignored_columns(
     detected: Detected, shape: Shape, config: DocumentConfig
 ) -> list[IgnoredColumns]:
-    """Find the columns that no option uses, from the first records of one file of each kind.
-
-    `shape` and `config` are those of the run, with all options filled in by `for_shape`.
-    """
+    """Find the columns that no option uses. `shape` and `config` are those of the run."""
     options_of_shape, ignored = by_file_shape(config, shape), list[IgnoredColumns]()
     for found_shape, fields, files in detected.alike:
         member, options = options_of_shape[found_shape.described() if shape.members else None]
@@ -573,10 +558,7 @@ def ignored_columns(
 def unknown_speakers(
     detected: Detected, shape: Shape, config: DocumentConfig, template: str
 ) -> dict[str, dict[str, str]]:
-    """Find speakers of the first messages that neither packer nor the chat template knows.
-
-    Returns the roles that --role may give them, by the path of one file of each shape.
-    """
+    """Return the roles that --role may give to unknown speakers, by one file of each shape."""
     role_key, unknown, seen = (
         config.message_keys.get("role", ""),
         dict[str, dict[str, str]](),
@@ -602,9 +584,7 @@ def unknown_speakers(
 
 
 def _used_if_known(shape: Shape, config: DocumentConfig) -> dict[str, str]:
-    """Return the columns with well-known names, and their fields, that are used only if they hold
-    what such fields hold.
-    """
+    """Return columns with well-known names that are used if they hold what such fields hold."""
     used = used_columns(shape, config)
     columns = {shape.columns[name]: name for name in known_texts(shape, config)}
     return {column: name for column, name in columns.items() if column in used}

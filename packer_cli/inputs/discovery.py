@@ -135,10 +135,7 @@ def _placed(place: str) -> Iterator[None]:
 
 
 def _listed(name: str) -> Iterator[_Named]:
-    """Yield the place and the input of each line of a list. `name` begins with "@".
-
-    Raises UsageError for a line that cannot be in a list; DataError for one that cannot be read.
-    """
+    """Yield the place and the input of each line of a list. Raises UsageError or DataError."""
     path, count = name.removeprefix(_LIST), 0
     if path in ("", STDIN) or storage.kind(path) != "file":
         raise UsageError(
@@ -286,9 +283,7 @@ def _listing(folder: str) -> list[tuple[str, bool]]:
 
 
 def _kind_of_result(folder: str, names: set[str]) -> str:
-    """Return TOKENIZED, or words for another result of packer, from the names in a folder; "" if
-    the folder is not a result.
-    """
+    """Return TOKENIZED, or words for another result of packer; "" if the folder is neither."""
     if MANIFEST in names and holds_documents(storage.join(folder, MANIFEST)):
         return TOKENIZED
     present = {MANIFEST, INCOMPLETE} & names
@@ -308,9 +303,7 @@ class _SavedState(msgspec.Struct, rename={"shards": "_data_files"}):
 
 
 def _shards_of_dataset(folder: str) -> Iterator[str]:
-    """Return the files that a saved Hugging Face dataset lists. Raises DataError if it lists files
-    elsewhere.
-    """
+    """Return the files that a saved Hugging Face dataset lists in its folder."""
     state = storage.join(folder, STATE)
     try:
         with os_errors(state):
@@ -355,11 +348,7 @@ def _described(
 
 
 def _format_of(path: str, config: DocumentConfig) -> tuple[str, str | None]:
-    """Return the format and compression of an input; a manifest stands for a tokenized directory.
-
-    Raises UsageError if the name does not show the format, or if it is not read through this
-    compression.
-    """
+    """Return format and compression of an input; a manifest stands for a tokenized directory."""
     if storage.base_name(path) == MANIFEST and holds_documents(path):
         return TOKENIZED, None
     by_name, compression = format_of(path, documents=config.whole_files)
@@ -390,10 +379,7 @@ def _of_content(file: InputFile) -> InputFile:
 
 
 def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, storage.Stat]:
-    """Return the file as it is now, and its status.
-
-    Raises OSError, for URLs PackerError; DataError if the index is missing.
-    """
+    """Return the file as it is now, and its status. Raises OSError or PackerError."""
     status = storage.stat(file.path, again=again)
     version = status.version
     if beside := companion(file.path, file.format):

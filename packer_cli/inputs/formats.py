@@ -179,10 +179,7 @@ class DocumentReader(Reader):
 
 @cache
 def reader_for(name: str) -> Reader:
-    """Return the reader of a format, importing only what that format needs.
-
-    Raises UsageError for an unknown format.
-    """
+    """Return the reader of a format, importing only what it needs. Raises UsageError."""
     module, class_name = format_named(name).reader.split(".")
     reader: Reader = getattr(import_module(f"packer_cli.inputs.{module}"), class_name)()
     return reader

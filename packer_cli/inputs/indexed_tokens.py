@@ -186,9 +186,7 @@ def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
 def _refuse_first(
     where: str, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str
 ) -> None:
-    """Raise DataError for the first wrong value, if there is one. `where` goes before its number;
-    `problem` has {} in place of the value.
-    """
+    """Raise DataError for the first wrong value. `problem` has {} in its place."""
     if wrong.any():
         first = int(np.argmax(wrong))
         raise DataError(f"{where} {first}: {problem.format(values[first])}", _DAMAGED)

@@ -371,9 +371,7 @@ _VALUES = "values_{}"  # the own name of a column of values
 
 
 def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
-    """Return a decoder from records to structs with the shape's own names; for traces, of which
-    not all is decoded, to dicts from the input's names to JSON.
-    """
+    """Return a decoder to structs with the shape's own names; for traces, to dicts of JSON."""
     if shape.kind == TRACE:
         return _fields_decoder
     values = [(_VALUES.format(number), name) for number, name in enumerate(config.value_columns)]
@@ -453,9 +451,7 @@ _NO_NUMBER = object()
 
 
 def _without_constants(record: bytes, columns: Collection[str]) -> bytes:
-    """Replace NaN and Infinity by 0: Python writes them, but they are not JSON. The record stays as
-    it is if one of these columns holds one.
-    """
+    """Replace NaN and Infinity by 0, unless one of these columns holds one."""
     if b"NaN" not in record and b"Infinity" not in record:
         return record
     try:

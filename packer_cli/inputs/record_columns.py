@@ -132,10 +132,7 @@ def faultless(
 
 
 def parts_of(sizes: Int64, largest: Int64, longest: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of records that are read together: a few megabytes, and at `most` so
-    many. A record whose largest value is above `longest` is alone. sizes, largest int64[n], in
-    bytes.
-    """
+    """Yield (start, stop) of records of a few megabytes; one above `longest` bytes is alone."""
     full = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
     alone = np.flatnonzero(largest > longest)
     edges = np.concatenate(
@@ -204,10 +201,7 @@ def _wrong_flags(mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _masked(
     ids: npt.NDArray[Any], labels: Any, masks: Iterable[npt.NDArray[Any] | None]
 ) -> npt.NDArray[Any] | None:
-    """Return labels that are -100 where a mask is 0; None without labels and masks.
-
-    A record whose mask is null or missing, where others have one, is trained on throughout.
-    """
+    """Return labels that are -100 where a mask is 0; None without labels and masks."""
     for mask in masks:
         if mask is not None:
             labels = np.where(mask, ids.astype(np.int64) if labels is None else labels, IGNORED)
@@ -455,9 +449,7 @@ def _values_one_by_one(
 
 
 def value_of(column: ValueColumn, value: Any, shape: Sequence[int]) -> _Array:
-    """Return a value as it is stored. Raises ValueError with a reason if it has another type or
-    shape.
-    """
+    """Return a value as it is stored. Raises ValueError with a reason."""
     if value is None:
         raise ValueError(f"no value of '{column.name}', expected {_expected(column, shape)}")
     sizes, lists = list[int](), [value]

@@ -278,9 +278,7 @@ def _hashed(ids: UInt32, lengths: Int32) -> UInt64:
 
 
 def is_tokenized(files: Sequence[InputFile]) -> bool:
-    """Tell whether the inputs are tokenized directories. Raises UsageError if only some are, or if
-    their tokenizers differ.
-    """
+    """Tell whether inputs are tokenized directories. Raises UsageError if they do not agree."""
     tokenized = [file for file in files if file.format == TOKENIZED]
     if not tokenized:
         return False
