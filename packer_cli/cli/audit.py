@@ -46,7 +46,7 @@ SetName = Annotated[
 
 @dataclass(frozen=True)
 class SetOptions(PageOptions, ViewOptions):
-    """What is known of a set that packer has not made."""
+    """Options for a set that packer has not made."""
 
     tokenizer: Annotated[
         str | None,

@@ -71,9 +71,7 @@ def tokenizer(name: Name, inputs: Inputs = None, *, options: CheckOptions) -> No
 
 
 def _compare(files: TokenizerFiles, inputs: list[str]) -> Iterator[dict[str, Any]]:
-    """Compare on the built-in texts and on the first texts of each input: how many texts there are,
-    how many of them differ, and the first that does. UsageError if transformers cannot be used.
-    """
+    """Yield counts of texts, of different ones, and the first such, by source of texts."""
     from packer_cli.tokenization.engines import ReferenceEngine
     from packer_cli.tokenization.trust import built_in_texts
 

@@ -177,9 +177,7 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[OpenInput]:
 
 
 def next_size(stop: int | None, position: int) -> int:
-    """Return how many bytes to read next: up to a slice's end and a little more, for the end of its
-    last record, which is then reached in small steps.
-    """
+    """Return how many bytes to read next: up to a slice's end, then in small steps."""
     left = BLOCK_BYTES if stop is None else max(stop - position, 0) + OVERRUN_BYTES
     return min(left, BLOCK_BYTES)
 

@@ -279,10 +279,7 @@ class _Detector:
     def _find(
         self, file: InputFile, first: FirstRecords, fields: list[str], renamed: dict[str, str]
     ) -> Shape:
-        """Return the shape of records with these fields.
-
-        Raises DataError if there is none; its tip comes from the values of the first record.
-        """
+        """Return the shape of records with these fields. Raises DataError, with a tip."""
         wanted = self._config.shape
         find = partial(
             find_shape, fields, wanted, where=file.path,

@@ -94,16 +94,10 @@ def find_inputs(
 
     def refuse_twice(key: Hashable, path: str) -> None:
         if key in seen:
-            if storage.is_url(path):
-                raise UsageError(
-                    f"{path}: named twice; URLs that differ only in what follows ? are one input, "
-                    "since packer never stores that",
-                    "name each input once; copy the others to files of different names",
-                )
             raise UsageError(
                 f"{as_named(path)}: the same file as {as_named(seen[key])}; it would be packed "
                 "twice",
-                "name each input once",
+                "name each input once; URLs that differ only after ? are one input",
             )
         seen[key] = path
 
@@ -216,10 +210,7 @@ class _Search:
         self.notify(f"{folder}: left out: it holds a result of packer{advice}")
 
     def _below(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-        """Yield the input files of a folder, then of the folders in it.
-
-        Results of packer are not inputs. A saved Hugging Face dataset lists its files itself.
-        """
+        """Yield the input files of a folder and of those below, without results."""
         content, real = sorted(_listing(folder)), storage.identity(folder)
         names = {name for name, _ in content}
         if kind := _kind_of_result(folder, names):

@@ -49,10 +49,7 @@ class FirstRecords:
         self._read, self._columns = read, dict[str, Sequence[Any]]()
 
     def rows(self, columns: Sequence[str], most: int | None = FIRST) -> list[dict[str, Any]]:
-        """Return these columns of the first records, at `most` so many.
-
-        Returns [] if they cannot be read: the unit that reads the file raises the error.
-        """
+        """Return columns of the first records; [] if they cannot be read."""
         missing = [name for name in dict.fromkeys(columns) if name not in self._columns]
         values: Mapping[str, Sequence[Any]] = {}
         with suppress(DataError, UsageError), peeking():

@@ -160,11 +160,8 @@ def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
     if content := other_content(data):
         raise DataError(f"{path}: {content[0]}", content[1])
     if len(data) < _HEADER.size or not data.startswith(MAGIC):
-        raise DataError(
-            f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes, expected "
-            f"{MAGIC!r} and at least {_HEADER.size}",
-            "only datasets of Megatron-LM are read",
-        )
+        problem = f"{path}: begins with {data[: len(MAGIC)]!r}, expected {MAGIC!r} and a header"
+        raise DataError(problem, "only datasets of Megatron-LM are read")
     _, version, code, sequences, boundaries = _HEADER.unpack_from(data)
     if version != VERSION or code not in TOKEN_TYPES:
         known = ", ".join(f"{code} ({np.dtype(kind)})" for code, kind in TOKEN_TYPES.items())

@@ -62,6 +62,7 @@ _MOST_ELEMENTS = 1 << 15  # of an array that are found together
 _MOST_HELD = 1 << 30  # bytes of an array in which a record must end
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FIX = "fix the {}, or use --on-error skip"
+_BY_JQ = "convert it: jq -c . FILE > FILE.jsonl"
 _Decode = Callable[[bytes | memoryview], Any]
 _Fields = dict[str, msgspec.Raw]  # of a record, not decoded yet
 
@@ -164,10 +165,7 @@ class JsonlReader(LineReader):
     def _readable(
         self, file: InputFile, part: Slice, config: DocumentConfig
     ) -> Iterator[tuple[int, int, _Fields]]:
-        """Yield the position, bytes and undecoded fields of the records that can be read.
-
-        Raises DataError if the first record cannot be, unless bad records are skipped.
-        """
+        """Yield position, size and fields of the records that can be read. Raises DataError."""
         may_skip = config.on_error == "skip"
         with open_source(file) as source:
             for positions, pieces, bad in self.blocks(file, source, part):
@@ -235,10 +233,7 @@ class JsonlReader(LineReader):
     def _explained(
         self, file: InputFile, piece: bytes, record: bytes, position: int, decode: _Decode
     ) -> BadRecord:
-        """Return what is wrong with a record. `piece`: as the file has it.
-
-        Raises DataError if it does not show where the next record begins.
-        """
+        """Return what is wrong with a record. Raises DataError if its end is not clear."""
         bad = BadRecord(position, *_mistake(record, decode, self.unit))
         if self.is_open(piece):
             tip = "fix it: nothing shows where the next record begins, so it cannot be skipped"
@@ -474,7 +469,7 @@ def _holds_constant(value: Any) -> bool:
 
 def _not_a_line(record: bytes) -> tuple[str, str] | None:
     """Return why a line is not JSON lines at all, and a tip; None for other mistakes."""
-    begin, after = record.strip(), ""
+    begin = record.strip()
     if COMPRESSED.match(record) or b"\0" in record:
         return "compressed or other data, not JSON in UTF-8", (
             "name a compressed file as FILE.jsonl.gz or the like, and do not compress stdin; "
@@ -489,21 +484,17 @@ def _not_a_line(record: bytes) -> tuple[str, str] | None:
         return None
     with suppress(ValueError, RecursionError):
         text = begin.decode()
-        end = json.JSONDecoder().raw_decode(text)[1]
-        after = text[end:].lstrip()
-    if after == ",":
-        return "a comma after the object, expected one object per line", (
-            "convert it: sed 's/,[[:space:]]*$//' FILE > FILE.jsonl"
-        )
-    if after.startswith((",", "{")):
-        command = "(echo [; cat FILE; echo ]) | jq -c '.[]'" if after[0] == "," else "jq -c . FILE"
-        problem = "several objects on one line, expected one object per line"
-        return problem, f"convert it: {command} > FILE.jsonl"
+        after = text[json.JSONDecoder().raw_decode(text)[1] :].lstrip()
+        if after == ",":
+            return "a comma after the object, expected one object per line", (
+                "convert it: sed 's/,[[:space:]]*$//' FILE > FILE.jsonl"
+            )
+        if after.startswith("{"):
+            return "several objects on one line, expected one object per line", _BY_JQ
     if begin.endswith((b"{", b"[", b",")):
-        return "an object over several lines, expected one object per line", (
-            "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
-            "jq -c '.NAME[]' FILE > FILE.jsonl"
-        )
+        problem = "an object over several lines, expected one object per line"
+        in_list = "if its records are in a list of it: jq -c '.NAME[]' FILE > FILE.jsonl"
+        return problem, f"{_BY_JQ}; {in_list}"
     return None
 
 

@@ -175,9 +175,7 @@ class TokenizedInputs:
         return pool.numbers[numbers % len(pool)]
 
     def _places(self, part: Slice) -> Float64:
-        """Return the place in the unit of each document of a slice, float64[n], 0 to 1: evenly by
-        amount.
-        """
+        """Return places in the unit of the documents of a slice, by amount, float64[n], 0 to 1."""
         pool = self._pool(part.file)
         stop = len(pool) if part.stop is None else part.stop
         amounts = pool.amounts[np.arange(part.start, stop) % len(pool)]
@@ -226,9 +224,7 @@ class _CheckedTokens(Tokens):
         return ids
 
     def _check(self, directory: Int32 | Int64, document: Int64, length: Int32, ids: UInt32) -> None:
-        """Raise DataError for documents whose tokens do not have their content hash. Documents that
-        are cut are gathered whole for that, once.
-        """
+        """Raise DataError for documents that do not have their content hash."""
         number = self.numbered(directory, document)
         whole = length == self._lengths_of(directory, document)
         if whole.any():

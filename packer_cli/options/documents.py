@@ -288,9 +288,7 @@ class DocumentConfig(OptionGroup):
         return self.sample_by == "document"
 
     def as_json(self) -> dict[str, object]:
-        """Return the options for a manifest. Those of carried columns and of traces are left out if
-        they are not used, so that other manifests keep their bytes.
-        """
+        """Return the options for a manifest; unused ones of columns and traces are left out."""
         options = dataclasses.asdict(self)
         unused = {"carry", "carry_default"} if not self.carry else set[str]()
         unused |= {name for name in ("min_reward", "max_age") if options[name] is None}

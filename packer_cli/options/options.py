@@ -349,9 +349,7 @@ class PackConfig(DocumentConfig):
 
     @property
     def least_unit_tokens(self) -> int:
-        """Tokens of the smallest work unit: its unfilled last row is noise, and rows of a view are
-        small.
-        """
+        """Tokens of the smallest work unit: its unfilled last row is noise."""
         rows = _ROWS_PER_UNIT * self.max_length
         return max(rows, _VIEW_TOKENS) if self.view else rows
 
@@ -375,10 +373,7 @@ def _row_rules(options: Any) -> Iterator[Rule]:
 
 
 def checked_row_options(**values: Any) -> Any:
-    """Return options of rows, which a function got by their names, as plain values.
-
-    Raises UsageError for values that are not allowed or of another type, or do not go together.
-    """
+    """Return options of rows as plain values. Raises UsageError."""
     options = checked_values(**values)
     try:
         refuse(_row_rules(options))

@@ -156,9 +156,7 @@ def with_text_field(values: Values) -> Values:
 
 
 def _merged(before: Values, after: Values) -> Values:
-    """Merge values, of which `after` wins; names of fields, and arguments of the template, that it
-    lacks are kept.
-    """
+    """Merge values, of which `after` wins; names of fields and arguments are joined."""
     values = before | after
     for name in BY_NAME:
         if name in before and name in after:
@@ -295,9 +293,7 @@ class _File:
 
 
 def _read(path: str) -> _File:
-    """Read a recipe. Raises UsageError for what cannot work, with the place, and DataError for a
-    file that cannot be read.
-    """
+    """Read a recipe. Raises UsageError with the place, or DataError."""
     content = _parsed(path)
     tables = {name: content.pop(name) for name in _TABLES if name in content}
     top = _values(path, path, content, TOP)
@@ -312,8 +308,16 @@ def _read(path: str) -> _File:
     if not has_sources:
         _refuse_none(path, top)
         return _File(path, top)
+    content = tables["source"]
+    is_tables = isinstance(content, list) and all(isinstance(table, Mapping) for table in content)
+    if not is_tables or not content:
+        problem = f"{path}: source: expected tables that begin with [[source]]"
+        raise UsageError(problem, "double brackets, as there may be several")
     sources = []
-    for place, table in _source_tables(path, tables["source"]):
+    for number, table in enumerate(content, 1):
+        name = table.get("name")
+        which = name if isinstance(name, str) and name else number
+        place = f"{path}, source {which!r}"
         sources.append(_values(path, place, table, SOURCE))
         _refuse_none(place, sources[-1])
     return _File(path, top, sources, _mixture(path, top, sources, tables))
@@ -349,18 +353,6 @@ def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> M
         for source in sources
     )
     return _made(Mixture, values, {}, path)
-
-
-def _source_tables(path: str, content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tables of sources, each with its place for errors."""
-    is_tables = isinstance(content, list) and all(isinstance(table, Mapping) for table in content)
-    if not is_tables or not content:
-        problem = f"{path}: source: expected tables that begin with [[source]]"
-        raise UsageError(problem, "double brackets, as there may be several")
-    for number, table in enumerate(content, 1):
-        name = table.get("name")
-        which = name if isinstance(name, str) and name else number
-        yield f"{path}, source {which!r}", table
 
 
 def _values(path: str, place: str, table: Mapping[str, Any], groups: tuple[type, ...]) -> Values:

@@ -48,9 +48,7 @@ _APPLY_TO: tuple[tuple[str, Callable[[Shape, DocumentConfig], bool], str], ...] 
 
 
 def check_options_apply(config: DocumentConfig, shape: Shape) -> None:
-    """Raise UsageError for an option that was given and means nothing for records of this shape, or
-    of any of several.
-    """
+    """Raise UsageError for an option that means nothing for records of this shape."""
     options = options_of(type(config))
     for name, records in _idle(config, shape):
         if (value := getattr(config, name)) != options[name].default:
@@ -95,9 +93,7 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
 
 
 def for_member(config: _Config, member: Shape) -> _Config:
-    """Return the options for files of one of several shapes, with the default for options that are
-    not for this shape. `config`: from `for_shape`.
-    """
+    """Return the options for files of one of several shapes. `config`: from `for_shape`."""
     return for_shape(replace(config, **_not_for(config, member)), member)
 
 
@@ -109,9 +105,7 @@ def by_file_shape(config: _Config, shape: Shape) -> dict[str | None, tuple[Shape
 
 
 def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
-    """Return the input's names of the fields that are read and have a place in documents. `config`:
-    from `for_shape`.
-    """
+    """Return the columns that have a place in documents. `config`: from `for_shape`."""
     idle = set[str]()
     if shape.of_messages:
         idle = {CONTEXT}
@@ -184,9 +178,7 @@ def _for_one(config: _Config, shape: Shape) -> _Config:
 
 
 def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
-    """Return one policy for all shapes. Records that must stay whole decide, unless the policy
-    differs between them and texts.
-    """
+    """Return one policy for all shapes: records that must stay whole decide, unless it differs."""
     whole, is_wrap = [shape for shape in shapes if shape.stays_whole], config.strategy == "wrap"
     both = 0 < len(whole) < len(shapes) and not is_wrap
     both = both or any(shape.of_supervised and shape.of_text for shape in shapes)

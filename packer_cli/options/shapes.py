@@ -140,9 +140,7 @@ def kinds_of(shape: Shape) -> str:
 
 
 def prompt_templates(shape: Shape, template: str | None) -> dict[str, str]:
-    """Return how prompts become text, by the shapes of records that have prompts. `template`:
-    --prompt-template, which counts for shapes that know it.
-    """
+    """Return how prompts become text, by shape; `template` counts for those that know it."""
     return {
         member.name: template if template in member.prompt_templates else member.prompt_templates[0]
         for member in shape.each
@@ -151,9 +149,7 @@ def prompt_templates(shape: Shape, template: str | None) -> dict[str, str]:
 
 
 def prompts_described(shape: Shape, template: str | None) -> str:
-    """Return how prompts become text, in words: "prompts as they are"; "" for records without
-    prompts.
-    """
+    """Return how prompts become text, in words; "" for records without prompts."""
     words = {
         name: "as they are" if chosen == "none" else f"as {chosen}"
         for name, chosen in prompt_templates(shape, template).items()
@@ -175,9 +171,7 @@ def shape_named(name: str) -> Shape:
 
 
 def names_in_traces(shape: Shape) -> dict[str, list[str]]:
-    """Return field of traces -> its names in records of a file: from --field or the first record,
-    then all known names, since a file may have records of all forms.
-    """
+    """Return field of traces -> its names: a file may have records of all forms."""
     taken = {*shape.columns.values()}
     return {
         key: [column, *(name for name in known if column in known and name not in taken)]
@@ -187,9 +181,7 @@ def names_in_traces(shape: Shape) -> dict[str, list[str]]:
 
 
 def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
-    """Return the shape of records that `name` was found for, with --field `renamed`; None if the
-    name does not decide what the input calls its fields.
-    """
+    """Return the shape that `name` was found for; None if the input names its fields."""
     kind = KINDS.get(name)
     if kind is None or kind.others or name in _FORMS:
         return None
@@ -201,13 +193,11 @@ def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The required fields, each with its possible names in step, and the optional ones. `others`:
-    names that an optional field may have, too.
-    """
+    """The required fields, each with its possible names in step, and the optional ones."""
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
-    others: _Names = field(default_factory=dict)
+    others: _Names = field(default_factory=dict)  # names that an optional field may have, too
 
 
 # Names of optional fields in well-known sets: OpenOrca, Dolly, and sets made by reasoning models.
@@ -364,9 +354,7 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
 
 
 def may_hold(fields: Collection[str], column: str) -> bool:
-    """Tell if records with these fields may have the column: one of its name, or of the beginning
-    of it up to a dot.
-    """
+    """Tell if records with these fields may have the column, perhaps within one of them."""
     dots = (at for at, character in enumerate(column) if character == ".")
     return column in fields or any(column[:at] in fields for at in dots)
 
@@ -388,9 +376,7 @@ def value_at(record: Any, column: str) -> Any:
 
 
 def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
-    """Raise UsageError for a field that neither a shape nor a message has, and for a column that is
-    mapped to several fields.
-    """
+    """Raise UsageError for an unknown field, and for a column that is mapped twice."""
     first = dict[tuple[bool, str], str]()
     for key, column in renamed:
         if key not in FIELDS:
@@ -451,9 +437,7 @@ class Suggested:
 
 
 def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | None:
-    """Return the options that a record needs, or None if nothing in it shows them. `shape`:
-    --shape.
-    """
+    """Return the options that a record needs, or None if nothing in it shows them."""
     talks = list(_conversations(record))
     if shape in (None, *CHAT):
         for column, messages in talks:
@@ -473,9 +457,7 @@ def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | Non
 def _options_for_messages(
     key: str, column: str, messages: list[dict[str, Any]]
 ) -> Suggested | None:
-    """Return the options that a conversation needs; None unless the assistant speaks in it, and
-    another speaker, too.
-    """
+    """Return options for a conversation of the assistant with another speaker, or None."""
     role, text = _called(messages[0], _ROLE_KEYS), _called(messages[0], _TEXT_KEYS)
     if not (role and text):
         return None
@@ -521,9 +503,7 @@ def messages_in(value: Any, *keys: str, certain: bool = False) -> list[dict[str,
 
 
 def turns_in(value: Any) -> list[dict[str, Any]]:
-    """Return the messages of the earlier turns in a field `history`, which has questions with their
-    answers, or messages; none if it is anything else.
-    """
+    """Return messages of earlier turns, which are pairs of texts or messages; else none."""
     turns = list_in(value)
     if not all(
         isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)

@@ -224,7 +224,6 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "fetch or write"),
     ("a.json", GOOD[:-1] + b" ,\n" + GOOD, (), "line 1 (byte 0): a comma after the object",
      "sed 's/,[[:space:]]*$//' FILE"),
-    ("a.jsonl", GOOD[:-1] + b", " + GOOD, (), "several objects on one line", "| jq -c '.[]'"),
     ("a.jsonl", GOOD[:-1] + GOOD, (), "several objects on one line", "jq -c . FILE > FILE.jsonl"),
     ("a.jsonl", GOOD.decode().encode("utf-16-le"), (), "(byte 0): compressed or other data",
      "iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"),
