@@ -109,22 +109,6 @@ class Detected(NamedTuple):
     alike: list[AlikeFiles]
 
 
-class IgnoredColumns(NamedTuple):
-    """Columns of some files that no option uses.
-
-    with_text  those in which the first records have longer texts
-    others     the rest; empty for plain text, which often has such columns
-    hint       the option that uses them
-    masks      those beside token ids that seem to mark trained tokens
-    """
-
-    paths: list[str]
-    with_text: list[str]
-    others: list[str]
-    hint: str
-    masks: Sequence[str] = ()
-
-
 # --- shapes
 
 
@@ -527,9 +511,13 @@ def _carry_of_traces(config: DocumentConfig) -> tuple[str, ...]:
 
 def ignored_columns(
     detected: Detected, shape: Shape, config: DocumentConfig
-) -> list[IgnoredColumns]:
-    """Find the columns that no option uses. `shape` and `config` are those of the run."""
-    options_of_shape, ignored = by_file_shape(config, shape), list[IgnoredColumns]()
+) -> Iterator[tuple[str, bool]]:
+    """Yield a line on columns that no option uses, for each kind of files, and whether it is a
+    warning. `shape` and `config` are those of the run.
+
+    Plain text often has other columns: only those with texts are named.
+    """
+    options_of_shape = by_file_shape(config, shape)
     for found_shape, fields, files in detected.alike:
         member, options = options_of_shape[found_shape.described() if shape.members else None]
         used, if_known = used_columns(member, options), _used_if_known(member, options)
@@ -537,19 +525,23 @@ def ignored_columns(
         names = [name for name in fields if name in others or name in if_known]
         if not names or member.kind == TRACE:
             continue
-        first, paths = _beginning_of(files[0], config), [file.path for file in files]
+        first, where = _beginning_of(files[0], config), named([file.path for file in files], 1)
         if member.kind == "tokens":
             if masks := _masks_in(first, member, others):
                 hint = f"--field {MASKS[0]}={masks[0]} trains on the tokens where it is 1"
-                ignored.append(IgnoredColumns(paths, [], [], hint, masks))
+                yield f"{where}: ignored columns that look like masks: {named(masks)}; {hint}", True
             continue
         with_text = _with_unused_text(first, member, options, names)
         others = [name for name in others if name not in with_text] if member.is_composed else []
-        if with_text or others:
-            only_in_chats = ONLY_IN_CHATS.issuperset([*with_text, *others])
-            hint = "--prompt-template chat uses it" if only_in_chats else "see --field"
-            ignored.append(IgnoredColumns(paths, with_text, others, hint))
-    return ignored
+        only_in_chats = ONLY_IN_CHATS.issuperset([*with_text, *others])
+        hint = "--prompt-template chat uses it" if only_in_chats else "see --field"
+        if with_text:
+            yield f"{where}: ignored text in {named(with_text)}; {hint}", True
+        if others:
+            line = f"{where}: ignored column{'s' * (len(others) > 1)}: {named(others)}; {hint}"
+            may_be_bad = "label" in others and not config.renamed
+            note = ". If label marks bad answers, leave those records out"
+            yield line + note * may_be_bad, may_be_bad
 
 
 def unknown_speakers(

@@ -235,11 +235,8 @@ def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:
         labels, mask = (None if values is None else _clipped(values) for values in row[1:3])
         flagged = zip(MASKS, row[3:], strict=False)
         masks = {name: np.array(values) for name, values in flagged if values is not None}
-        reason = _fault(row_ids, None, mask, masks)
-        if not reason:
-            labels = _masked(row_ids, labels, masks.values())
-            reason = _fault(row_ids, labels, mask, {})
-        if reason:
+        labels = _masked(row_ids, labels, masks.values())
+        if reason := _fault(row_ids, labels, mask, masks):
             bad[number] = reason
             continue
         real = np.ones(len(row_ids), bool) if mask is None else mask == 1

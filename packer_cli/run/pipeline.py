@@ -33,7 +33,6 @@ from packer_cli.errors import (
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import (
     NOTHING_KNOWN,
-    IgnoredColumns,
     KnownShapes,
     detect_shape,
     ignored_columns,
@@ -165,8 +164,11 @@ def resolve_run(
             options.notify(f"{named(some, 1)}: {member}")
     check_options_apply(config, shape)
     config = for_shape(with_bearers(detected, shape, config, known), shape)
-    for one in ignored_columns(detected, shape, config):
-        _name_ignored(one, config, options)
+    for line, is_warning in ignored_columns(detected, shape, config):
+        if is_warning:
+            options.warn(f"warning: {line}")
+        else:
+            options.notify(line)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
     source = " ".join(chosen.template.sources) if chosen.template else ""
     for path, roles in unknown_speakers(detected, shape, config, source).items():
@@ -306,28 +308,6 @@ def _refuse_inputs_inside(output: Path | str, files: Iterable[InputFile]) -> Non
                 f"{output}: the input {file.path} lies inside the output directory",
                 "choose another --output",
             )
-
-
-def _name_ignored(
-    columns: IgnoredColumns, config: DocumentConfig, options: EncodingOptions
-) -> None:
-    """Name columns that no option uses. A label may mark bad answers, unless --field names the good
-    ones: it is worth a warning.
-    """
-    where, others, hint = named(columns.paths, 1), columns.others, columns.hint
-    if columns.masks:
-        what = f"ignored columns that look like masks: {named(columns.masks)}"
-        options.warn(f"warning: {where}: {what}; {hint}")
-    if columns.with_text:
-        options.warn(f"warning: {where}: ignored text in {named(columns.with_text)}; {hint}")
-    if not others:
-        return
-    what = "ignored column" if len(others) == 1 else "ignored columns"
-    line = f"{where}: {what}: {named(others)}; {hint}"
-    if "label" in others and not config.renamed:
-        options.warn(f"warning: {line}. If label marks bad answers, leave those records out")
-    else:
-        options.notify(line)
 
 
 def _warn_of_losses(
