@@ -10,11 +10,12 @@ import msgspec
 
 from packer_cli.errors import UsageError, os_errors
 from packer_cli.inputs.byte_streams import BYTE_ORDER_MARK
-from packer_cli.result.layout import TEMPLATE, TOKENIZER_CONFIG, TOOL_TEMPLATE
+from packer_cli.result.layout import TEMPLATE, TOKENIZER_CONFIG
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.locate import (
     CHAT_TEMPLATE,
     DEFAULT,
+    TEMPLATE_FILES,
     TOOL_USE,
     TokenizerFiles,
     templates_in,
@@ -97,10 +98,9 @@ def own_templates(files: TokenizerFiles | None) -> dict[str, str]:
     if files is None:
         return {}
     if TEMPLATE in files.companions:
-        kept = {DEFAULT: TEMPLATE, TOOL_USE: TOOL_TEMPLATE}
         return {
             name: files.companions[file].decode("utf-8", "replace")
-            for name, file in kept.items()
+            for name, file in TEMPLATE_FILES.items()
             if file in files.companions
         }
     return templates_in(configuration(files))
@@ -118,18 +118,12 @@ def special_tokens(files: TokenizerFiles | None) -> dict[str, Any]:
     """Return bos_token and the like, as templates know them: transformers' special_tokens_map."""
     if files is None:
         return {}
-    tokens: dict[str, Any] = {}
-    for name, value in configuration(files).items():
+    config, tokens = configuration(files), dict[str, Any]()
+    for name, value in config.items():
         token = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(token, str):
             tokens[name] = token
-    if isinstance(extra := configuration(files).get("additional_special_tokens"), list):
+    if isinstance(extra := config.get("additional_special_tokens"), list):
         tokens["additional_special_tokens"] = extra
-    for name, token in (
-        ("bos_token", files.bos),
-        ("eos_token", files.eos),
-        ("pad_token", files.pad),
-    ):
-        if token is not None:
-            tokens.setdefault(name, token)
-    return tokens
+    known = {"bos_token": files.bos, "eos_token": files.eos, "pad_token": files.pad}
+    return {name: token for name, token in known.items() if token is not None} | tokens

@@ -49,6 +49,7 @@ _COMPANIONS = {
     TOOL_TEMPLATE: ("additional_chat_templates/tool_use.jinja", TOOL_TEMPLATE),
 }
 DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates
+TEMPLATE_FILES = {DEFAULT: TEMPLATE, TOOL_USE: TOOL_TEMPLATE}
 CHAT_TEMPLATE = "chat_template"  # where a configuration has them
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # Only used when no configuration names the EOS, and only if exactly one of them exists.
@@ -144,9 +145,9 @@ def locate(source: str) -> TokenizerFiles:
         document = _decoded(content, path)
     of_processor = _config(companions.pop(_OF_PROCESSOR, b"{}"), path.parent / _OF_PROCESSOR)
     if TEMPLATE not in companions and not configs[0].get(CHAT_TEMPLATE):
-        kept = {DEFAULT: TEMPLATE, TOOL_USE: TOOL_TEMPLATE}
-        named = templates_in(of_processor).items()
-        companions |= {kept[name]: text.encode() for name, text in named if name in kept}
+        named = templates_in(of_processor)
+        companions |= {TEMPLATE_FILES[name]: named[name].encode() for name in TEMPLATE_FILES
+                       if name in named}  # fmt: skip
     model = document.model
     changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
     added = tuple(
