@@ -39,7 +39,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, NoReturn, TypeVar
 
 from packer_cli.chat import limits
-from packer_cli.errors import DataError, InternalError, Interrupted, PackerError
+from packer_cli.errors import DataError, InternalError, Interrupted, PackerError, os_errors
 from packer_cli.inputs import byte_streams
 from packer_cli.progress import Progress
 from packer_cli.records import Notify
@@ -407,22 +407,16 @@ class _Interpreter:
     """A new interpreter, in which a pool forks for a program that has threads."""
 
     def __init__(self, pool: Pool[Any, Any]) -> None:
-        try:
-            self._connection, theirs = Pipe()
-            program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,
-                    pass_fds=[theirs.fileno()],
-                    env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-                )
-        except OSError as error:
-            raise DataError(
-                f"another interpreter cannot begin: {sys.executable}: {error.strerror}",
-                "run packer on the command line, which needs none",
-            ) from error
+        self._connection, theirs = Pipe()
+        program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+        with theirs, os_errors(sys.executable, "run"):
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            )
         self._send((byte_streams.seen_of_stdin(), pool))
 
     def map(

@@ -24,8 +24,8 @@ from packer_cli.errors import (
     Interrupted,
     PackerError,
     UsageError,
-    from_os_error,
     named,
+    os_errors,
 )
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
@@ -44,7 +44,7 @@ from packer_cli.result.manifest import Manifest, Result, TokenizedManifest, as_n
 from packer_cli.run.compare import OtherInputsError
 from packer_cli.run.pipeline import pack
 from packer_cli.run.place import InUseError, clean
-from packer_cli.storage import put_file, sync
+from packer_cli.storage import put_file, read_bytes, sync
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
 Side = tuple[str | None, list[str], list[PackConfig]]
@@ -325,13 +325,6 @@ def _refuse_in_the_way(joined: Path) -> None:
             f"{joined.parent}: holds a result, and the recipe makes one for each side of its split",
             "choose another --output",
         )
-    if joined.is_symlink():
-        raise UsageError(f"{joined}: is a link, not a regular file", "choose another --output")
-    try:
-        content = storage.read_bytes(joined)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise from_os_error(error, joined, "read") from error
-    if content != _SPLITS:
-        raise UsageError(f"{joined}: is of another dataset", "choose another --output")
+    with os_errors(joined):
+        if os.path.lexists(joined) and (joined.is_symlink() or read_bytes(joined) != _SPLITS):
+            raise UsageError(f"{joined}: is of another dataset", "choose another --output")
