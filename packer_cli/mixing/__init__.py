@@ -95,11 +95,8 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     # documents lie directory after directory, and directories source after source
     edges = [0, *accumulate(map(len, directories))]
     parts = [slice(*edge) for edge in pairwise(edges)]
-    ends = list(accumulate(source.inputs for source in mixture.sources))
-    inputs = [
-        range(end - source.inputs, end) for source, end in zip(mixture.sources, ends, strict=True)
-    ]
-    of_source = [slice(edges[numbers.start], edges[numbers.stop]) for numbers in inputs]
+    inputs = [*pairwise([0, *accumulate(source.inputs for source in mixture.sources)])]
+    of_source = [slice(edges[begin], edges[end]) for begin, end in inputs]
     amounts = np.concatenate([_amounts(directory, config) for directory in directories])
     side, held, duplicates = (np.full(edges[-1], value) for value in (True, False, False))
     in_train, is_exact = mixture.part == TRAIN, mixture.dedup == "exact"
@@ -135,9 +132,9 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     ]
     sources = [
         SourceStats(
-            source.name, (numbers.start, numbers.stop),
-            sum(len(pools[number].pool) for number in numbers),
-            sum(pools[number].total for number in numbers),
+            source.name, numbers,
+            sum(len(pool.pool) for pool in pools[slice(*numbers)]),
+            sum(pool.total for pool in pools[slice(*numbers)]),
             0.0, 0, int(held[documents].sum()), int(duplicates[documents].sum()),
         )
         for source, numbers, documents in zip(mixture.sources, inputs, of_source, strict=True)

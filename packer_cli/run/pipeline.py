@@ -358,8 +358,8 @@ def find_rank(rank: str | None, world_size: str | None, notify: Notify) -> dict[
 
 def _number_of(option: str, given: str | None) -> tuple[int, str]:
     """A number as it is given, or from the environment, and what it is read from."""
-    name, text = option, given
-    if text in (None, _AUTO):
+    name, text = option, given or ""
+    if given in (None, _AUTO):
         tried = _VARIABLES[option]
         name = next((one for one in tried if one in os.environ), "")
         if not name:
@@ -368,15 +368,13 @@ def _number_of(option: str, given: str | None) -> tuple[int, str]:
                 "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
             )
         text = os.environ[name]
-    if text is None or not text.isdecimal():
+    if not text.isdecimal():
         raise UsageError(f"{name}: {text!r} is not a number")
-    if name != f"{_ARRAY}ID":
-        return int(text), name
-    first, step = (  # --array=1-7:2
-        _number_of(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)[0]
-        for one, default in (("MIN", "0"), ("STEP", "1"))
-    )
-    return (int(text) - first) // max(1, step), name
+    number = int(text)
+    if name == f"{_ARRAY}ID":  # --array=1-7:2
+        first, step = (os.environ.get(f"{_ARRAY}{one}", "") for one in ("MIN", "STEP"))
+        number = (number - int(first or 0)) // int(step or 1)
+    return number, name
 
 
 def finish_if_last(destination: Path, options: RunOptions) -> Result | None:

@@ -135,10 +135,11 @@ def _flock(descriptor: int, mode: int, output: Path, options: RunOptions) -> boo
     return True
 
 
-def _files_in(folder: Path) -> list[str]:
-    """Return the names of packer's files in its folder."""
+def _files_in(folder: Path, *, foreign: bool = False) -> list[str]:
+    """Return the names of packer's files in its folder, or of others there."""
     sizes = storage.sizes(str(folder)).items()
-    return [name for name, size in sizes if size != OTHER and _WORK_FILES.fullmatch(name)]
+    own = {name: size != OTHER and bool(_WORK_FILES.fullmatch(name)) for name, size in sizes}
+    return [name for name, is_own in own.items() if is_own != foreign]
 
 
 def discard(work: Path) -> None:
@@ -207,7 +208,7 @@ def locked_output(output: Path, options: RunOptions) -> Iterator[LockedOutput]:
                 stack.callback(lambda: clean(output, options) if holds_result(output) else None)
             work = stack.enter_context(own_folder(output, WORK, output, options, shared=shared))
             try:
-                if foreign := storage.sizes(str(work)).keys() - {*_files_in(work)}:
+                if foreign := _files_in(work, foreign=True):
                     raise in_the_way(work, foreign)
                 if shared:
                     _hold_rank(stack, work, output, options)
