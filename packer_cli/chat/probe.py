@@ -31,6 +31,8 @@ _OF_ROLES = {"tool": "tool_results", "system": "system", "developer": "system"}
 _MARK, _MARKS = "7{:06d}4951", re.compile("(?=(7[0-9]{6,7}4951))")  # found amid digits, too
 _MOST_KNOWN = 1 << 12  # kinds: records may have any names of fields
 _Message = dict[str, Any]
+_Look = tuple[tuple[str, str], ...]  # (part that is words, "") or ("", text that is kept)
+_WORDS: _Look = ((_CONTENT, ""),)
 
 
 class Piece(NamedTuple):
@@ -180,17 +182,8 @@ class _Maker:
         return marked
 
     def _words(self, text: str, role: Any) -> str:
-        match _look_of(text, role):
-            case str():
-                return text
-            case _Thinks(lead, opened, thought, answer):
-                before = f"{self._mark_words(_LEAD)}\n" if lead else ""
-                inner = self._mark_words(_THOUGHT_IN_CONTENT) if thought else ""
-                after = self._mark_words(_CONTENT) if answer else ""
-                return f"{before}{'<think>' * opened}\n{inner}\n{THOUGHT}\n\n{after}"
-            case _Results(before, after):
-                return f"{before}{self._mark_words(_CONTENT)}{after}"
-        return self._mark_words(_CONTENT)
+        pieces = _look_of(text, role)
+        return "".join(self._mark_words(part) if part else kept for part, kept in pieces)
 
     def _call(self, call: _Message, which: int) -> _Message:
         if isinstance(function := call.get("function"), dict):
@@ -249,35 +242,26 @@ def _arguments(arguments: dict[str, Any], mark: str) -> dict[str, Any]:
     return arguments | (texts or {mark: mark}) if arguments else {}
 
 
-class _Thinks(NamedTuple):
-    """Content with a thought: whether there are words before it, `<think>`, words in it, and words
-    after it.
+def _look_of(text: str, role: Any) -> _Look:
+    """Return what a probe keeps of a text, between parts that are words: a blank text itself, the
+    form of the assistant's thought, and the edges of a tool's result.
     """
-
-    lead: bool
-    opened: bool
-    thought: bool
-    answer: bool
-
-
-class _Results(NamedTuple):
-    """The edges of content that begins as the result of a tool."""
-
-    begin: str
-    end: str
-
-
-def _look_of(text: str, role: Any) -> str | _Thinks | _Results | None:
-    """Return what a probe keeps of a text; None for words alone."""
     if not has_words(text):
-        return text
+        return (("", text),)
     if role == ASSISTANT and THOUGHT in text:
         lead, opening, thought, answer = parted(text)
-        return _Thinks(has_words(lead), bool(opening), has_words(thought), has_words(answer))
+        return (
+            *[(_LEAD, ""), ("", "\n")] * has_words(lead),
+            ("", f"{opening}\n"),
+            *[(_THOUGHT_IN_CONTENT, "")] * has_words(thought),
+            ("", f"\n{THOUGHT}\n\n"),
+            *[(_CONTENT, "")] * has_words(answer),
+        )
     if not text.lstrip().startswith(RESULT):
-        return None
+        return _WORDS
     begin, end = "\n" * text[0].isspace(), "\n" * text[-1].isspace()
-    return _Results(begin + RESULT, RESULT_END * text.rstrip().endswith(RESULT_END) + end)
+    end = RESULT_END * text.rstrip().endswith(RESULT_END) + end
+    return ("", begin + RESULT), *_WORDS, ("", end)
 
 
 def parted(content: str) -> tuple[str, str, str, str]:
