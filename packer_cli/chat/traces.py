@@ -42,8 +42,6 @@ from packer_cli.options.value_columns import (
     RECORD,
     SAMPLED,
     ValueColumn,
-    asked_as,
-    default_for,
     is_of_loss,
 )
 from packer_cli.records import (
@@ -339,7 +337,7 @@ class TraceEncoder:
         if len(streams) > 1:
             raise _TraceError(
                 f"{where} has several loss_weights: {named(streams)}",
-                f"name one: {asked_as(f'{LOSS_WEIGHTS}.{streams[0]}:float32')}",
+                f"name one: --carry {LOSS_WEIGHTS}.{streams[0]}:float32",
             )
         return streams[0] if streams else None
 
@@ -349,7 +347,7 @@ class TraceEncoder:
         if count and default is None:
             raise _TraceError(
                 f"{place} has no {name}, expected {count}, one for each sampled token",
-                f"fix the record, or give {default_for(name)}, or use --on-error skip",
+                f"fix the record, or give --carry-default {name}=0, or use --on-error skip",
             )
         return [json.loads(default or "")] * count if count else []
 

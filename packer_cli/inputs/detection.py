@@ -427,19 +427,17 @@ def with_bearers(
     bearers |= _bearers(detected, shape, config)
     for name, column in columns.items():
         of = column.of or bearers.get(name)
-        has_default = column.default is not None
         if of == MESSAGE and not has_messages:
             raise UsageError(
                 f"--carry: {column} is of messages, and the records are {kinds_of(shape)}",
                 f"leave {MESSAGE} out, or write {name}:{column.type}/{RECORD}",
             )
-        if of is None and (has_messages or not has_default):
+        if of is None and (has_messages or column.default is None):
             where = _named_files(files, f"any of {len(files)} files")
             raise UsageError(
                 f"--carry: no record at the beginning of {where} has {name!r}",
-                f"say what has it: --carry {name}:{column.type}/{RECORD} or /{MESSAGE}"
-                if has_default
-                else f"name a field of records, or say what it is: --carry-default {name}=0",
+                f"name a field of records; or say what has it, and its value in those without: "
+                f"--carry {name}:{column.type}/{RECORD} --carry-default {name}=0",
             )
         if of == TOKEN and any(member.kind != "tokens" for member in shape.each):
             raise UsageError(

@@ -28,8 +28,6 @@ from packer_cli.options.value_columns import (
     RECORD,
     TOKEN,
     ValueColumn,
-    asked_as,
-    default_for,
     is_of_loss,
 )
 from packer_cli.packing.labels import trained_tokens
@@ -331,8 +329,8 @@ def with_columns_of(files: Sequence[InputFile], config: DocumentConfig) -> Docum
         if lacking and name not in dict(config.carry_default):
             raise UsageError(
                 f"{as_named(place)} carries {name}, {as_named(lacking[0])} does not",
-                f"tokenize it with {asked_as(str(columns[name]))}, or say what it has: "
-                f"{default_for(name, int(is_of_loss(name)))}",
+                f"tokenize it with --carry {columns[name]}, or say what it has: "
+                f"--carry-default {name}={int(is_of_loss(name))}",
             )
     check_defaults(columns, config)
     return replace(config, carry=tuple(map(str, columns.values())))

@@ -103,11 +103,6 @@ def keeps_order(name: str) -> bool:
     return STRATEGIES[name].keeps_order
 
 
-def takes_input_order(name: str) -> bool:
-    """Tell if documents are placed in input order, rather than in a seeded order or by length."""
-    return STRATEGIES[name].order == "input"
-
-
 # How much of each source there is
 
 TRAIN, VALIDATION = "train", "validation"

@@ -132,13 +132,3 @@ def value_columns_of(
             raise UsageError(f"--carry: {name!r} is {why}", "leave it out, or rename the field")
         columns[name] = ValueColumn(name, kind, number, of or "", dict(defaults).get(name))
     return columns
-
-
-def asked_as(column: str) -> str:
-    """Return the option that names a column."""
-    return f"--carry {column}"
-
-
-def default_for(name: str, value: object = 0) -> str:
-    """Return the option that gives records without a value one."""
-    return f"--carry-default {name}={value}"

@@ -26,7 +26,6 @@ from packer_cli.options.options import (
     checked_row_options,
     checked_values,
     keeps_order,
-    takes_input_order,
 )
 from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.packing.fitting import (
@@ -365,7 +364,7 @@ class Planner:
                 f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
             )
         visit = None
-        if not takes_input_order(self.strategy):
+        if STRATEGIES[self.strategy].order != "input":
             visit = np.empty(len(lengths), np.int64)
             plans.permutation(visit, seed)
             lengths = lengths[visit]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import heavy, pack, packer, succeeds
 
 from packer_cli import PackPlan, open_packed, plan_packing
-from packer_cli.options.options import NAMES, takes_input_order
+from packer_cli.options.options import NAMES, STRATEGIES
 from packer_cli.packing.figures import lower_bound_rows
 
 relaxed = settings(max_examples=100, deadline=None)
@@ -98,7 +98,7 @@ DATA = {
     "uniform": (lambda rng: rng.integers(100, 701, 50_000), 4096, 0.3),
     "one window": (lambda rng: rng.lognormal(6.8, 0.7, 5000), 4096, 0.3),
 }
-SEEDED = [name for name in NAMES if not takes_input_order(name)]
+SEEDED = [name for name in NAMES if STRATEGIES[name].order != "input"]
 
 
 def of_one_length(lengths: Any, plan: PackPlan) -> float:
