@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Json = dict[str, Any]
-WORDS = (
+WORDS = [
     "read",
     "the",
     "file",
@@ -28,7 +28,7 @@ WORDS = (
     "all",
     "tests",
     "again",
-)
+]
 
 
 def node(chance: random.Random, parent: int | None, tokens: int, *, sampled: bool) -> Json:

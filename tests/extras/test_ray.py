@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import contents, jsonl, packer, packer_script
+from support import contents, jsonl, packer, packer_script, random_texts
 
 OPTIONS = ["-l", "256", "-t", "bytes", "-q", "--unit-bytes", "30k"]
 
@@ -35,63 +34,48 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def inputs(folder: Path) -> Path:
-    random_ = random.Random(0)
     for name, documents in (("a.jsonl", 3000), ("b.jsonl", 20)):
-        lengths = (random_.randrange(600) for _ in range(documents))
-        texts = ("".join(random_.choices("abcdefgh ", k=length)) for length in lengths)
-        (folder / name).write_bytes(jsonl(*texts))
+        (folder / name).write_bytes(jsonl(*random_texts(documents, 600)))
     assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "local").exit_code == 0
     return folder
 
 
-def command(out: str, *more: str) -> list[str]:
-    on_ray = ["--engine", "ray"]
-    return [packer_script(), "pack", "a.jsonl", "b.jsonl", *OPTIONS, *on_ray, *more, "-o", out]
+RECIPE = """
+max_length = 256
+tokenizer = "bytes"
+unit_bytes = "60k"
+validation = {share = "10%"}
+[[source]]
+name = "a"
+inputs = ["a.jsonl"]
+epochs = 1.5
+[[source]]
+name = "b"
+inputs = ["b.jsonl"]
+"""
+COMMANDS = {
+    "texts": ["pack", "a.jsonl", "b.jsonl", *OPTIONS],
+    "documents": ["tokenize", "a.jsonl", "b.jsonl", *OPTIONS[2:]],
+    "tokens": ["pack", "tokens", "-l", "256", "-q", "--unit-bytes", "120k"],
+    "a recipe": ["pack", "mix.toml", "-q"],
+}
 
 
-def test_the_same_bytes_as_without_ray(cluster: None, inputs: Path) -> None:
-    done = subprocess.run(command("out"), capture_output=True, check=False, timeout=120)
+def on_ray(name: str = "texts", out: str = "out") -> list[str]:
+    return [packer_script(), *COMMANDS[name], "--engine", "ray", "-o", out]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_same_bytes_as_without_ray(cluster: None, inputs: Path, name: str) -> None:
+    Path("mix.toml").write_text(RECIPE)
+    for command, out in ((COMMANDS["documents"], "tokens"), (COMMANDS[name], "here/out")):
+        assert packer(*command, "-o", out).exit_code == 0
+    done = subprocess.run(on_ray(name, "there/out"), capture_output=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert contents("out") == contents("local")
-
-
-@pytest.mark.parametrize("kind", ["tokenize", "pack"])
-def test_documents_and_what_is_packed_from_them(cluster: None, inputs: Path, kind: str) -> None:
-    options = ["-q", "--unit-bytes", "30k"]
-    done = packer("tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", *options, "-o", "tokens")
-    assert done.exit_code == 0, done.stderr
-    if kind == "pack":
-        packing = ["pack", "tokens", "-l", "256", "-q", "--unit-bytes", "120k"]
-        assert packer(*packing, "-o", "local", "--overwrite").exit_code == 0
-    else:
-        packing = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", *options]
-        Path("tokens").rename("tokenized")
-    on_ray = ["--engine", "ray", "-o", "out"]
-    done = subprocess.run(
-        [packer_script(), *packing, *on_ray], capture_output=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    assert contents("out") == contents("local" if kind == "pack" else "tokenized")
-
-
-def test_a_recipe(cluster: None, inputs: Path) -> None:
-    Path("mix.toml").write_text(
-        'max_length = 256\ntokenizer = "bytes"\nunit_bytes = "60k"\n'
-        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\nepochs = 1.5\n'
-        '[[source]]\nname = "b"\ninputs = ["b.jsonl"]\n'
-        '[validation]\nshare = "10%"\n'
-    )
-    assert packer("pack", "mix.toml", "-q", "-o", "here/out").exit_code == 0
-    on_ray = ["--engine", "ray", "-o", "there/out"]
-    done = subprocess.run(
-        [packer_script(), "pack", "mix.toml", "-q", *on_ray],
-        capture_output=True, check=False, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    here, there = (
-        {name: data for name, data in contents(one).items() if name.endswith(".arrow")}
-        for one in ("here", "there")
-    )
+    here, there = (contents(f"{one}/out") for one in ("here", "there"))
+    if name == "a recipe":  # whose manifests name the documents of its sources
+        here, there = ({name: data for name, data in one.items() if name.endswith(".arrow")}
+                       for one in (here, there))  # fmt: skip
     assert len(here) > 6
     assert there == here
 
@@ -110,7 +94,7 @@ def packing_processes() -> list[int]:
 
 def test_workers_that_are_killed(cluster: None, inputs: Path) -> None:
     killed = set[int]()
-    with subprocess.Popen(command("out"), stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(on_ray(), stderr=subprocess.PIPE) as process:
         give_up = time.monotonic() + 60
         while process.poll() is None and len(killed) < 2 and time.monotonic() < give_up:
             for number in packing_processes()[:1]:
@@ -126,7 +110,7 @@ def test_workers_that_are_killed(cluster: None, inputs: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(cluster: None, inputs: Path, number: signal.Signals) -> None:
-    with subprocess.Popen(command("out"), stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(on_ray(), stderr=subprocess.PIPE) as process:
         give_up = time.monotonic() + 60
         while not list(Path("out").glob(".packer/*/unit-*.json")) and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -134,13 +118,13 @@ def test_interrupted(cluster: None, inputs: Path, number: signal.Signals) -> Non
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert b"\nstopped: interrupted\ntip: " in b"\n" + said
-    done = subprocess.run(command("out"), capture_output=True, check=False, timeout=120)
+    done = subprocess.run(on_ray(), capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert contents("out") == contents("local")
 
 
 def test_a_cluster_that_is_not_there(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    done = subprocess.run(command("out"), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(on_ray(), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-2].startswith("error: RAY_ADDRESS: 127.0.0.1:1: ")

@@ -974,7 +974,7 @@ def ends_at(some: list[str], counts: list[int]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_kernel_equals_its_twin(name: str, data: st.DataObject) -> None:
     written.clear()

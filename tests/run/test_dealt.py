@@ -198,7 +198,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("any_size")
 def test_units_of_any_sizes_have_their_share_of_each_input() -> None:
     drawn = random.Random(0)
-    for _ in range(300):
+    for _ in range(150):
         count = int(2 ** drawn.uniform(0, 9))
         largest = 2 ** drawn.uniform(10, 33)
         files = [

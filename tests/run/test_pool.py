@@ -101,23 +101,6 @@ def test_an_error_ends_the_pool(raised: BaseException, expected: Exception) -> N
         mapped(perform, [*range(9)], workers=3)
 
 
-@pytest.mark.parametrize("losses", [1, 2, 3])
-def test_what_a_lost_worker_was_doing_is_done_again(tmp_path: Path, losses: int) -> None:
-    def perform(item: int) -> int:
-        begun = tmp_path / str(item)
-        if item == 3 and (not begun.exists() or len(begun.read_bytes()) < losses):
-            with open(begun, "ab") as file:
-                file.write(b".")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return item
-
-    if losses < 3:
-        assert mapped(perform, [*range(6)], workers=2) == [*range(6)]
-        return
-    with pytest.raises(DataError, match=f"item 3: a worker {LOST}, 3 times"):
-        mapped(perform, [*range(6)], workers=2, describe="item {}".format)
-
-
 def test_a_worker_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     def limited() -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -125,30 +108,6 @@ def test_a_worker_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fork", limited)
     with pytest.raises(DataError, match="a worker cannot begin: Resource temporarily unavailable"):
         mapped(str, [1])
-
-
-CTRL_C = """
-import os, signal, time
-from contextlib import closing
-from packer_cli.errors import Interrupted
-from packer_cli.run.pool import Pool
-parent = os.getpid()
-def perform(item):
-    if item == 1:
-        os.kill(parent, signal.SIGINT)
-    time.sleep(300)
-try:
-    with closing(Pool(perform, workers=2)) as pool:
-        list(pool.map([1, 2]))
-except Interrupted:
-    print("children:", open(f"/proc/{parent}/task/{parent}/children").read())
-"""
-
-
-def test_ctrl_c_while_workers_work() -> None:
-    """In a process of one thread: others would get signals that are blocked in the first."""
-    done = altered(CTRL_C)
-    assert (done.returncode, done.stdout) == (0, "children: \n"), done.stderr
 
 
 # Whole runs
@@ -312,16 +271,6 @@ def test_signals_that_another_program_has_set(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 1
-
-
-def test_a_template_that_is_slow_for_messages_of_packer(folder: Path) -> None:
-    """It makes no record bad."""
-    write(many(10))
-    slow = TAGS + "{% if messages | length > 2 %}{{ 10 ** (10**8) % 7 }}{% endif %}"
-    hurried = "from packer_cli.chat import limits; limits.SECONDS_PER_RECORD = 0.2; "
-    main = "from packer_cli.__main__ import main; main()"
-    done = altered(hurried + main, *of_chats(slow, "-q", "--on-error", "skip", "-o", "out")[1:])
-    assert (done.returncode, "takes more than 0.2 s for a question" in done.stderr) == (2, True)
 
 
 # Threads

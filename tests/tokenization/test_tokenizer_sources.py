@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
+from altered import altered, unaltered
 from support import (
     assert_error,
     check_directory,
@@ -134,12 +133,12 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_a_bad_record(folder: Path, s
     records = [{"text": one} if shape == "texts" else {"prompt": "the", "completion": one}
                for one in texts]  # fmt: skip
     Path("data.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
-    failed = packer_process(*PACK, "-q", "-t", "tok")
+    failed = unaltered(*PACK, "-q", "-t", "tok")
     assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 2), failed.stderr
-    assert b"data.jsonl, line 2 (byte " in failed.stderr
-    assert b" cannot be encoded: " in failed.stderr
-    skipped = packer_process(*PACK, "-q", "-t", "tok", "--on-error", "skip")
-    assert (skipped.returncode, skipped.stderr) == (0, b"")
+    assert "data.jsonl, line 2 (byte " in failed.stderr
+    assert " cannot be encoded: " in failed.stderr
+    skipped = unaltered(*PACK, "-q", "-t", "tok", "--on-error", "skip")
+    assert (skipped.returncode, skipped.stderr) == (0, "")
     manifest = check_directory("out")
     assert (manifest["documents"], manifest["rejected_records"]) == (2, 1)
 
@@ -252,8 +251,7 @@ def test_hub_names_offline(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(variable, raising=False)
-    command = [sys.executable, "-c", WITHOUT_NAMES, *PACK, "-q", "-t", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = altered(WITHOUT_NAMES, *PACK, "-q", "-t", name)
     assert (done.returncode, done.stderr.partition("\n")[0]) == (2 if error else 0, error)
     if error:
         assert done.stderr.splitlines()[1].startswith("tip: give a folder with tokenizer.json")
