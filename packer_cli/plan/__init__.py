@@ -27,6 +27,7 @@ from packer_cli.errors import DataError, Interrupted, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.mixing import Choice
 from packer_cli.mixing.units import choice_of, unit_bytes_of, work_units
 from packer_cli.options.options import PADDED_BOUNDARIES, PackConfig
 from packer_cli.options.recipe import Recipe
@@ -47,7 +48,7 @@ from packer_cli.result.columns import (
 )
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
-from packer_cli.result.manifest import ReachedShare, SourceStats, by_source, load_tokenized
+from packer_cli.result.manifest import by_source, load_tokenized
 from packer_cli.run.compare import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.pipeline import resolve_run
@@ -55,7 +56,6 @@ from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
 from packer_cli.run.run_plan import RunPlan
 from packer_cli.run.unit import NOWHERE, UnitContext, UnitPacker, UnitRows, pack_unit
 
-_OF_SOURCE = ("documents", "tokens", "trained_tokens")  # figures of each source in rows
 _END = 8  # bytes of a shard after its last batch
 _BATCH_TOKENS = 1 << 20
 
@@ -90,8 +90,7 @@ class Outcome:
     units            numbers of planned units and of all units
     share            of the inputs' bytes that were read
     standard_errors  of "rows" and "utilization", None if unknown; empty if nothing is estimated
-    sources          of a recipe, in its order; `by_source` has the name and the counts of each
-    shares           shares of the sources that whole documents reach
+    choice           documents of a recipe's sources
     """
 
     config: PackConfig
@@ -100,9 +99,13 @@ class Outcome:
     units: tuple[int, int]
     share: float = 1.0
     standard_errors: dict[str, float | None] = field(default_factory=dict)
-    sources: Sequence[SourceStats] = ()
-    by_source: Sequence[dict[str, Any]] = ()
-    shares: Sequence[ReachedShare] = ()
+    choice: Choice | None = None
+
+    @property
+    def by_source(self) -> list[dict[str, Any]]:
+        """Counts of each source in rows."""
+        sources = self.choice.sources if self.choice else ()
+        return by_source(sources, self.planned.file, ("documents", "tokens", "trained_tokens"))
 
 
 @dataclass(frozen=True)
@@ -147,12 +150,7 @@ class Planning:
                 for place, config in enumerate(pass_.configs):
                     _check(config, [(plan.planned[place], plan.copies) for plan in plans])
                     outcome = _outcome_of(config, plans, place, pass_)
-                    if choice := choice_of(files, config):
-                        sums = by_source(choice.sources, outcome.planned.file, _OF_SOURCE)
-                        outcome = replace(
-                            outcome, sources=choice.sources, by_source=sums, shares=choice.shares
-                        )
-                    by_config[config] = outcome
+                    by_config[config] = replace(outcome, choice=choice_of(files, config))
         outcomes = [by_config[config] for config in configs]
         if any(outcome.planned.rows for outcome in outcomes):
             return Plan(files, run.shape, run.chosen.name, outcomes, self.sample)

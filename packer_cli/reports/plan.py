@@ -97,11 +97,11 @@ def _figures(outcome: Outcome) -> _Figures:
         "standard_errors": outcome.standard_errors,
         "histograms": outcome.totals["histograms"],
     }
-    if outcome.sources:
+    if choice := outcome.choice:
         figures |= {
-            "sources": sources_as_json(outcome.sources),
+            "sources": sources_as_json(choice.sources),
             "by_source": outcome.by_source,
-            "missed_shares": [asdict(share) for share in outcome.shares if share.is_missed],
+            "missed_shares": [asdict(share) for share in choice.shares if share.is_missed],
         }
     return figures
 

@@ -52,7 +52,7 @@ from packer_cli.result.columns import (
     stored_schema,
     values_type,
 )
-from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, difference, problem_of
+from packer_cli.result.layout import SQUARED_LENGTHS, Shard, difference, problem_of
 from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.storage import no_link
 
@@ -222,39 +222,36 @@ class Stored:
         """Return the error to raise if another result has taken the place of this one."""
         return replaced(self.where, self.facts)
 
+    def damaged(self, shard: Shard, problem: str) -> DataError:
+        """Return the error to raise for a shard with a problem."""
+        place = self.place_of(shard.file)
+        return self.replaced() or DataError(f"{place}: {problem}", self.again)
+
     def check_size(self, shard: Shard) -> None:
         """Raise DataError if a shard is missing or has another size than the manifest says."""
         if problem := problem_of(self.path / shard.file, shard):
-            missing = problem == MISSING and self.replaced()
-            raise missing or DataError(f"{self.place_of(shard.file)}: {problem}", self.again)
+            raise self.damaged(shard, problem)
 
     def check_digest(self, shard: Shard) -> None:
         """Raise DataError for a shard with another digest than the manifest says."""
         if problem := difference(self.path / shard.file, shard.sha256):
-            raise self.replaced() or DataError(
-                f"{self.place_of(shard.file)}: {problem}", self.again
-            )
+            raise self.damaged(shard, problem)
 
-    def stored(self, shard: Shard) -> Iterator[Any]:
-        """Return a shard's record batches as stored, mapped and validated. Raises DataError."""
-        with self._readable(shard):
-            source = self._map(shard)
-        return self._batches(shard, source)
+    def stored(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Iterator[Any]:
+        """Yield a shard's record batches as stored, mapped and validated. OUT maps: of tokens.
 
-    def _batches(self, shard: Shard, source: Any) -> Iterator[Any]:
+        Raises DataError for anything that packer does not write.
+        """
         count = 0
-        with self._readable(shard), source:
+        with self._readable(shard), self._map(shard, maps) as source:
             for batch in _stored_batches(source, self._stored_schema(shard)):
                 count += batch.num_rows
                 if count > shard.rows:
                     break
                 yield batch
         if count != shard.rows:
-            raise DataError(
-                f"{self.place_of(shard.file)}: holds {count} {self.what}, the manifest says "
-                f"{shard.rows}",
-                self.again,
-            )
+            text = f"holds {count} {self.what}, the manifest says {shard.rows}"
+            raise self.damaged(shard, text)
 
     @contextmanager
     def _readable(self, shard: Shard) -> Iterator[None]:
@@ -263,11 +260,9 @@ class Stored:
             yield
         except (pa.ArrowException, OSError, ValueError) as error:  # the last one: an empty file
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise self.replaced() or DataError(
-                f"{self.place_of(shard.file)}: not a readable shard: {reason}", self.again
-            ) from error
+            raise self.damaged(shard, f"not a readable shard: {reason}") from error
 
-    def _map(self, shard: Shard) -> Any:
+    def _map(self, shard: Shard, maps: list[mmap.mmap] | None) -> Any:
         """Map a shard's bytes. Raises ArrowException or OSError."""
         return pa.memory_map(str(self.local(shard.file, shard.sha256, shard.bytes)))
 

@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.errors import DataError
 from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.fitting import padded
@@ -39,7 +38,7 @@ from packer_cli.result.columns import as_numbers, lists_of, rows_of, segments_of
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shard_writer import content_hashes
-from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
+from packer_cli.result.tokenized import TokenizedDirectory
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -327,7 +326,7 @@ def sound_batches(
     Raises DataError for the first document that breaks a rule, or that differs from the index.
     """
     shard, first = tokenized.shards[number], 0
-    path, inputs = tokenized.path / shard.file, len(tokenized.facts.inputs)
+    inputs = len(tokenized.facts.inputs)
     index = pa.Table.from_batches(tokenized.index_batches(number)).combine_chunks()
     for batch in tokenized.stored(shard):
         indexed = index.slice(first, len(batch))
@@ -335,7 +334,7 @@ def sound_batches(
             _broken_documents(batch, highest, inputs, tokenized.value_columns.values()),
             _index_differences(batch, indexed),
         ):
-            raise DataError(f"{path}: document {first + at}: {text}", AGAIN)
+            raise tokenized.damaged(shard, f"document {first + at}: {text}")
         first += len(batch)
         yield batch, indexed
 

@@ -129,11 +129,8 @@ class TokenizedDirectory(Stored):
             values = [_values(batch.column(name), np.int32) for batch in batches]
             total = sum(int(part.sum(dtype=np.int64)) for part in values)
             if total != listed:  # a damaged length would lose tokens, or take those of others
-                raise DataError(
-                    f"{self.path / shard.file}: the sum of {name} is {total}, the manifest says "
-                    f"{listed}",
-                    AGAIN,
-                )
+                text = f"the sum of {name} is {total}, the manifest says {listed}"
+                raise self.damaged(shard, text)
         return batches
 
     # -- documents
@@ -147,7 +144,7 @@ class TokenizedDirectory(Stored):
             columns=self.value_columns.values(),
         )
 
-    def _map(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Any:
+    def _map(self, shard: Shard, maps: list[mmap.mmap] | None) -> Any:
         """Map a shard's bytes. Unlike in Arrow's own mapping, no page is read ahead. OUT maps."""
         with storage.open_bytes(str(self.path / shard.file)) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -161,19 +158,14 @@ class TokenizedDirectory(Stored):
         of_tokens |= {name: f"values of {name}" for name, column in self.value_columns.items()
                       if not column.is_of_segments}  # fmt: skip
         for shard in self.shards:
-            with self._readable(shard):
-                source = self._map(shard, maps)
-            for batch in self._batches(shard, source):
+            for batch in self.stored(shard, maps):
                 indexed = self.lengths[first : first + len(batch)]
                 for name, what in of_tokens.items():
                     lengths = np.diff(batch.column(name).offsets.to_numpy())
                     if not np.array_equal(lengths, indexed):
                         at = int(np.argmax(lengths != indexed))
-                        raise DataError(
-                            f"{self.path / shard.file}: its document {first + at} has "
-                            f"{lengths[at]} {what}, its index says {indexed[at]}",
-                            AGAIN,
-                        )
+                        text = f"{lengths[at]} {what}, its index says {indexed[at]}"
+                        raise self.damaged(shard, f"its document {first + at} has {text}")
                 first += len(batch)
                 yield batch
 
@@ -197,9 +189,8 @@ class TokenizedDirectory(Stored):
                 places[row, here] = table[name].to_numpy()[documents[here] - self.firsts[number]]
         inputs = len(self.facts.inputs)
         for at in np.flatnonzero((places[0] < 0) | (places[0] >= inputs))[:1].tolist():
-            path = self.path / self.shards[of_shard[at]].file
             text = f"document {documents[at]} is of input {places[0, at]}, there are {inputs}"
-            raise DataError(f"{path}: {text}", AGAIN)
+            raise self.damaged(self.shards[of_shard[at]], text)
         return places
 
 
