@@ -29,7 +29,7 @@ from packer_cli.packing.figures import (
     near_median,
 )
 from packer_cli.packing.fitting import Loss, Untrained
-from packer_cli.records import Int32, Int64, OmittedContent
+from packer_cli.records import Int32, Int64, OmittedContent, offsets_of
 from packer_cli.result.layout import Count
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
@@ -357,8 +357,7 @@ class Counts(Totals):
         cls, lengths: Int32 | Int64, file: Int32 | Int64, row_offsets: Int64, max_length: int
     ) -> Counts:
         """Count rows by their segments, row after row: lengths and inputs."""
-        ends = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=ends[1:])
+        ends = offsets_of(lengths)
         counts = cls(
             segments=len(lengths),
             rows=len(row_offsets) - 1,
@@ -497,10 +496,7 @@ def _from_json(name: str, value: Any, default: Any) -> Any:
     if name == "piece_length":
         return _unpacked(value)
     if isinstance(default, np.ndarray):
-        array = np.array(value, np.int64)
-        if array.shape != default.shape:
-            raise ValueError(f"{name} has {array.size} figures, not {default.size}")
-        return array
+        return np.array(convert(value, list[int]), np.int64)
     if isinstance(default, AttentionCost):
         return AttentionCost(*convert(value, list[int]))
     return convert(value, dict[str, int] if isinstance(default, dict) else int)

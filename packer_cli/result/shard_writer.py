@@ -11,7 +11,6 @@ Needs the memory of one record batch, 4 to 9 MB.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -119,14 +118,14 @@ class Parts:
 class LazyFile:
     """A file that is created when something is written to it. Raises DataError, which names it.
 
-    path  None until then; `size` and `sha` are of its content
+    path  None until then
     """
 
     def __init__(self, name: Path) -> None:
         self._name = name
         self._file: Any = None
         self.path: Path | None = None
-        self.size, self.sha = 0, hashlib.sha256()
+        self.size = 0
 
     def write(self, data: Any) -> None:
         """Append bytes, or a buffer of them."""
@@ -134,7 +133,6 @@ class LazyFile:
             if self._file is None:
                 self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
             self.size += self._file.write(data)
-        self.sha.update(data)
 
     def close(self) -> None:
         with os_errors(self._name, "write"):

@@ -26,7 +26,13 @@ from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, offsets_of
-from packer_cli.result.columns import INDEX_SCHEMA, default_of, documents_schema, plain_values
+from packer_cli.result.columns import (
+    HASH_BYTES,
+    INDEX_SCHEMA,
+    default_of,
+    documents_schema,
+    plain_values,
+)
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import Stored
@@ -72,7 +78,7 @@ class TokenizedDirectory(Stored):
     @cached_property
     def lengths(self) -> Int32:
         """Tokens of each document, int32[n], at least 1."""
-        lengths: Int32 = self._indexed("length", np.int32)
+        lengths: Int32 = self._indexed("length")
         if lengths.min() < 1:
             raise DataError(f"{self.path}: an index holds a length below 1", AGAIN)
         return lengths
@@ -80,39 +86,37 @@ class TokenizedDirectory(Stored):
     @property
     def trained(self) -> Int32:
         """Trained tokens of each document, int32[n]."""
-        trained: Int32 = self._indexed("trained_tokens", np.int32)
+        trained: Int32 = self._indexed("trained_tokens")
         return trained
 
     @property
     def content_hashes(self) -> UInt64:
         """Hashes of the documents' tokens, uint64[n, 2], the same in any directory."""
-        hashes: UInt64 = self._indexed("content_hash", np.uint64, 2)
+        hashes: UInt64 = self._indexed("content_hash")
         return hashes
 
     def indexed_at(self, name: str, documents: Int64) -> Any:
         """Return a column of the indexes at n documents, [n], or [n, 2] of content hashes."""
-        width = 2 if name == "content_hash" else 1
-        kind = np.uint64 if width > 1 else np.int32
         if name not in self._parts:  # mapped, not copied: there may be billions
-            parts = [_values(batch.column(name), kind, width) for batch in self._index()]
+            parts = [_index_column(batch, name) for batch in self._index()]
             self._parts[name] = offsets_of([*map(len, parts)]), parts
         firsts, parts = self._parts[name]
-        values = np.empty((len(documents), 2)[:width], kind)
+        values = np.empty((len(documents), *parts[0].shape[1:]), parts[0].dtype)
         of_part = np.searchsorted(firsts, documents, side="right") - 1
         for number in np.unique(of_part).tolist():
             here = of_part == number
             values[here] = parts[number][documents[here] - firsts[number]]
         return values
 
-    def _indexed(self, name: str, kind: Any, width: int = 1) -> Any:
-        return np.concatenate([_values(part.column(name), kind, width) for part in self._index()])
+    def _indexed(self, name: str) -> Any:
+        return np.concatenate([_index_column(batch, name) for batch in self._index()])
 
     def order(self, seed: int, chosen: Int64 | None = None) -> Int64:
         """Return the documents, or the `chosen`, in the order of `seed`, int64[n]."""
         keys = np.empty(len(self), np.uint64)
         at = 0
         for index in self._index():
-            hashes = _values(index.column("content_hash"), np.uint64, 2)
+            hashes = _index_column(index, "content_hash")
             kernels.order_keys(hashes, seed, keys[at : at + len(hashes)])
             at += len(hashes)
         return spread_order(keys) if chosen is None else chosen[spread_order(keys[chosen])]
@@ -126,8 +130,7 @@ class TokenizedDirectory(Stored):
         shard = self.indexes[number]
         batches = list(self.stored(shard))
         for name, listed in (("length", shard.tokens), ("trained_tokens", shard.trained_tokens)):
-            values = [_values(batch.column(name), np.int32) for batch in batches]
-            total = sum(int(part.sum(dtype=np.int64)) for part in values)
+            total = sum(int(_index_column(batch, name).sum(dtype=np.int64)) for batch in batches)
             if total != listed:  # a damaged length would lose tokens, or take those of others
                 text = f"the sum of {name} is {total}, the manifest says {listed}"
                 raise self.damaged(shard, text)
@@ -209,13 +212,13 @@ def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
     return tokenized
 
 
-def _values(column: Any, kind: Any, width: int = 1) -> Any:
-    """Return the values of a column without nulls as an array, without a copy."""
-    if not len(column):
-        return np.empty((0, width) if width > 1 else 0, kind)  # which may have no buffers
-    item = np.dtype(kind).itemsize * width
-    data = np.frombuffer(column.buffers()[1], kind, len(column) * width, column.offset * item)
-    return data.reshape(len(column), width) if width > 1 else data
+def _index_column(batch: Any, name: str) -> Any:
+    """Return a column of an index without a copy, [n], or [n, 2] of content hashes."""
+    column = batch.column(name)
+    if name != "content_hash":
+        return column.to_numpy()
+    values, size = column.buffers()[1], 2 * len(column)
+    return np.frombuffer(values, np.uint64, size, column.offset * HASH_BYTES).reshape(-1, 2)
 
 
 def spread_order(keys: UInt64) -> Int64:
