@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from packer_cli.errors import UsageError, from_os_error, one_of
+from packer_cli.errors import UsageError, from_os_error, named, one_of
 from packer_cli.export.formats import FORMATS, Exported, PackedCopy, Writer
 from packer_cli.export.rows import batches, documents, tokenized_documents, units
 from packer_cli.options.option import refuse
@@ -78,8 +78,9 @@ def export(
     kind, is_tokenized = FORMATS[to], isinstance(load_any(directory), TokenizedManifest)
     exported = open_tokenized(directory) if is_tokenized else open_packed(directory, tokens)
     _refuse(exported, to, kind, even=even is not None)
-    if note := kind.left_out(exported.facts.config):
-        notify(f"--to {to} {note}")
+    columns = exported.facts.config.value_columns
+    if columns and not kind.keeps_values:
+        notify(f"--to {to} has no place for carried columns, left out: {named(columns)}")
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
         parts: Callable[..., Iterable[Any]] = partial(kind.takes, exported)

@@ -24,11 +24,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from packer_cli.errors import DataError, UsageError, named
+from packer_cli.errors import DataError, UsageError
 from packer_cli.export.rows import UnpaddedRows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
-from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
@@ -95,13 +94,6 @@ class Writer(ABC):
     keeps_mask: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
     keeps_values: ClassVar[bool] = False
-
-    @classmethod
-    def left_out(cls, config: DocumentConfig) -> str:
-        """Describe the columns of values that the format has no place for; "" if there are none."""
-        if cls.keeps_values or not config.value_columns:
-            return ""
-        return f"has no place for carried columns, left out: {named(config.value_columns)}"
 
     def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
         self.folder, self.exported, self.even = folder, exported, even
@@ -245,10 +237,8 @@ class LlamaFactory(SavedDataset):
         (folder / DATASET_DICT).write_text(json.dumps({"splits": ["train"]}))
 
     def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
-        count, width = (
-            len(rows.offsets) - 1,
-            (self.exported.max_length // _MULTIPLE + 1) * _MULTIPLE,
-        )
+        count = len(rows.offsets) - 1
+        width = (self.exported.max_length // _MULTIPLE + 1) * _MULTIPLE
         begins = np.arange(count) * width
         places = np.arange(len(rows.ids)) + np.repeat(
             begins - rows.offsets[:-1], np.diff(rows.offsets)

@@ -142,8 +142,6 @@ def find_own(parent: Path, name: str) -> Path | None:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise not_ours(path, "is not a directory")
     names = storage.sizes(str(folder)).keys()
-    if names and ID not in names:
-        raise not_ours(folder, "is not packer's own folder")
     if foreign := names - {ID}:
         raise in_the_way(folder, foreign)
     return folder / ID if names else None

@@ -26,7 +26,7 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_line
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
-from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
+from packer_cli.options.options import VIEW_COLUMNS
 from packer_cli.options.shapes import TRACE
 from packer_cli.records import (
     FILE,
@@ -202,7 +202,7 @@ class View(PackedDirectory):
         out: dict[str, Any] = {name: np.empty((len(rows), self.max_length), kind)
                for name, kind in PADDED.items() if name in columns}  # fmt: skip
         order = np.arange(count)
-        filled = fill_rows(
+        filled, trained_tokens = fill_rows(
             out, None, self._tokens.trained_of(number, start, length), address, length,
             order, row_offsets, config, self.facts.pad_token_id, by_address=True,
         )  # fmt: skip
@@ -211,12 +211,9 @@ class View(PackedDirectory):
             pieces = self._tokens.with_columns(pieces, number)
             for name, values in values_in_rows(config, pieces, order, row_offsets).items():
                 of_segments = self._columns[name].is_of_segments
-                out[name] = Lists(values, row_offsets) if of_segments else values
-        out["cu_seqlens"] = lists
-        if filled.padded is not None:
-            out[PADDED_BOUNDARIES] = Lists(filled.padded, lists.ends)
-        of_rows = {n: out[n] if n in out else mapped.gather(rows, n) for n in columns}
-        return of_rows, filled.trained_tokens
+                filled[name] = Lists(values, row_offsets) if of_segments else values
+        of_rows = {n: filled[n] if n in filled else mapped.gather(rows, n) for n in columns}
+        return of_rows, trained_tokens
 
 
 def _directories(

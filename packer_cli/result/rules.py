@@ -82,34 +82,36 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Violation]:
     names, ids = batch.schema.names, rows_of(batch.column("input_ids"))
     position, real = _positions(batch, limits)
     pad, highest = limits.pad_token_id, limits.highest_id
-    # (rule, bool where it holds, the values that are checked, expected values)
-    rules: list[tuple[str, _Flags, Any, Any]] = []
-    rules.append(("input_ids holds a negative id", ids >= 0, ids, None))
+    broken = list[Violation]()
+
+    def check(rule: str, holds: _Flags, values: Any, expected: Any = None) -> None:
+        broken.extend(_violations(rule, holds, values, expected))
+
+    check("input_ids holds a negative id", ids >= 0, ids)
     if highest is not None:
-        rule = f"input_ids holds an id above the tokenizer's highest, {highest}"
-        rules.append((rule, ~real | (ids <= highest), ids, None))
-    rule = f"input_ids holds something other than pad_token_id {pad} in padding"
-    rules.append((rule, real | (ids == pad), ids, None))
+        above = f"input_ids holds an id above the tokenizer's highest, {highest}"
+        check(above, ~real | (ids <= highest), ids)
+    padding = f"input_ids holds something other than pad_token_id {pad} in padding"
+    check(padding, real | (ids == pad), ids)
     if "attention_mask" in names:
-        mask, rule = rows_of(batch.column("attention_mask")), "differs from the boundaries"
-        rules.append((f"attention_mask {rule}", mask == real, mask, real.view(np.uint8)))
+        mask = rows_of(batch.column("attention_mask"))
+        check("attention_mask differs from the boundaries", mask == real, mask, real.view(np.uint8))
     if "labels" in names:
         labels = rows_of(batch.column("labels"))
         ignored = labels == IGNORED
-        rule = "labels holds neither the token nor -100"
-        rules.append((rule, ignored | (labels == ids), labels, ids))
-        rule = "labels trains on padding or on a segment's first token"
-        rules.append((rule, ignored | (real & (position > 0)), labels, None))
+        check("labels holds neither the token nor -100", ignored | (labels == ids), labels, ids)
+        is_later = ignored | (real & (position > 0))
+        check("labels trains on padding or on a segment's first token", is_later, labels)
     if "position_ids" in names:
-        positions, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
-        rules.append((f"position_ids {rule}", positions == position, positions, position))
+        stored, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
+        check(f"position_ids {rule}", stored == position, stored, position)
     for column in limits.columns:
         if not column.is_of_segments:
             values = rows_of(batch.column(column.name))
-            rule = f"{column.name} holds something other than 0 in padding"
-            rules.append((rule, real | _every(column, values == 0), values, None))
-            rules += [(*checked, values, None) for checked in _value_rules(column, values)]
-    broken = [violation for rule in rules for violation in _violations(*rule)]
+            zeros = real | _every(column, values == 0)
+            check(f"{column.name} holds something other than 0 in padding", zeros, values)
+            for rule, holds in _value_rules(column, values):
+                check(rule, holds, values)
     if of_segments := _broken_segments(batch, limits.columns):
         return [*broken, *of_segments]
     for column in limits.columns:

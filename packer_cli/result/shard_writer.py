@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +35,8 @@ from packer_cli.result.columns import (
     HASH_BYTES,
     INDEX_SCHEMA,
     PADDED,
+    PARTS,
     batch_tokens,
-    fixed,
     flat,
     measured,
     ragged,
@@ -52,6 +52,7 @@ from packer_cli.result.layout import (
     add_measured,
     unnamed_shard,
 )
+from packer_cli.result.reader import Lists, as_batch
 
 _ROOM_TOKENS = 1 << 21  # enough for most flushes: one batch more than waits
 _MOST_TOKENS = (1 << 31) - 1  # that the offsets of a record batch count
@@ -220,45 +221,37 @@ class ShardWriter:
             self._write_batch(documents, order, edges)
 
     def _write_batch(self, documents: Documents, order: Int64, edges: Int64) -> None:
-        pieces, offsets = order[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int32)
+        pieces, ends = order[edges[0] : edges[-1]], edges - edges[0]
         make = self._references if self._config.view else self._filled
         columns, trained = make(documents, order, edges)
         if "segments" in self._schema.names:
-            parts = documents.file[pieces], documents.position[pieces], documents.start[pieces]
-            columns["segments"] = ragged(self._schema.field("segments").type, offsets, parts)
+            for part in PARTS:
+                columns[part] = Lists(documents.of_documents[part][pieces], ends)
         counts = dict[str, Measured]()
         if self._columns:
             length = documents.lengths[pieces].astype(np.int64)
             begin = _places(length, edges, self._config)
             for name, values in values_in_rows(self._config, documents, order, edges).items():
-                kind, column = self._schema.field(name).type, self._columns[name]
+                column = self._columns[name]
                 if column.is_of_segments:
-                    columns[name] = ragged(kind, offsets, [values])
+                    columns[name] = Lists(values, ends)
                     counts[name] = measured(column, values)
                 else:
-                    columns[name] = fixed(kind, values)
+                    columns[name] = values
                     counts[name] = measured(column, values, begin, length)
-        arrays = [columns[name] for name in self._schema.names]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         tokens = int(documents.lengths[pieces].sum(dtype=np.int64))
+        batch = as_batch(columns, self._schema)
         self._parts.write_rows(batch, len(pieces), tokens, trained, counts)
 
     def _filled(
         self, documents: Documents, order: Int64, edges: Int64
     ) -> tuple[dict[str, Any], int]:
         """Return the columns of tokens and boundaries, and how many tokens are trained on."""
-        rows = len(edges) - 1
-        out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
-        filled = fill_rows(
+        out = {name: buffer[: len(edges) - 1] for name, buffer in self._buffers.items()}
+        return fill_rows(
             out, documents.ids, documents.trained, documents.offsets[:-1], documents.lengths,
             order, edges, self._config, self._pad,
         )  # fmt: skip
-        columns = {name: fixed(self._schema.field(name).type, rows) for name, rows in out.items()}
-        boundaries = (("cu_seqlens", filled.boundaries), (PADDED_BOUNDARIES, filled.padded))
-        for name, values in boundaries:
-            if values is not None:
-                columns[name] = ragged(self._schema.field(name).type, filled.offsets, [values])
-        return columns, filled.trained_tokens
 
     def _references(
         self, documents: Documents, order: Int64, edges: Int64
@@ -269,11 +262,8 @@ class ShardWriter:
         sums = np.cumsum(documents.lengths[pieces], dtype=np.int64)
         before = np.concatenate([[0], sums])[begins]
         in_rows = (sums - np.repeat(before, np.diff(edges))).astype(np.int32)
-        boundaries = np.insert(in_rows, begins, 0)
-        offsets = (edges - edges[0] + np.arange(len(edges))).astype(np.int32)
-        kind = self._schema.field("cu_seqlens").type
-        columns = {"cu_seqlens": ragged(kind, offsets, [boundaries])}
-        return columns, int(trained_in(documents, pieces).sum())
+        boundaries = Lists(np.insert(in_rows, begins, 0), edges - edges[0] + np.arange(len(edges)))
+        return {"cu_seqlens": boundaries}, int(trained_in(documents, pieces).sum())
 
     def close(self) -> list[Shard]:
         self._parts.close()
@@ -281,20 +271,6 @@ class ShardWriter:
 
     def abandon(self) -> None:
         self._parts.abandon()
-
-
-class FilledRows(NamedTuple):
-    """Boundaries of rows that were filled: int32[segments + rows], row after row.
-
-    padded          with the padding between segments; None without a segment multiple
-    offsets         int32[rows + 1], where each row's boundaries begin
-    trained_tokens  how many tokens of the rows are trained on
-    """
-
-    boundaries: Int32
-    padded: Int32 | None
-    offsets: Int32
-    trained_tokens: int
 
 
 def fill_rows(
@@ -309,9 +285,10 @@ def fill_rows(
     pad_token_id: int,
     *,
     by_address: bool = False,
-) -> FilledRows:
-    """Fill columns of `PADDED`, each [rows, max_length]: those of shards as well as of views. OUT
-    columns.
+) -> tuple[dict[str, Any], int]:
+    """Fill columns of `PADDED`, each [rows, max_length], of shards or of views. OUT columns.
+
+    Returns them with the boundaries of rows, and how many of their tokens are trained on.
 
     ids, trained, begin, length, by_address  as in `filling.fill_rows`
     order, row_offsets                       as in `PlannedRows`
@@ -325,7 +302,10 @@ def fill_rows(
         columns.get("input_ids"), columns.get("labels"), columns.get("attention_mask"),
         columns.get("position_ids"), boundaries, offsets, multiple, padded, by_address,
     )  # fmt: skip
-    return FilledRows(boundaries, padded, offsets, trained_tokens)
+    filled = {**columns, "cu_seqlens": Lists(boundaries, offsets.astype(np.int64))}
+    if padded is not None:
+        filled[PADDED_BOUNDARIES] = Lists(padded, filled["cu_seqlens"].ends)
+    return filled, trained_tokens
 
 
 def values_in_rows(
