@@ -52,6 +52,7 @@ from packer_cli.result.manifest import by_source, load_tokenized
 from packer_cli.run.compare import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.pipeline import resolve_run
+from packer_cli.run.pool import Reporter
 from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
 from packer_cli.run.run_plan import RunPlan
 from packer_cli.run.unit import NOWHERE, UnitContext, UnitPacker, UnitRows, pack_unit
@@ -416,14 +417,13 @@ class PartPlanner(UnitPacker):
         self._part, self._full = part, full
         self._reader = self.read = PartReader(context.source.read, part)
         self.is_sample = not part.is_work_unit
-        # progress counts the tokens of one configuration
-        silent = context.silenced()
         self._planned = [PlannedTotals() for _ in configs]
         self._rows = [
-            UnitRows(part.unit, context if planned is self._planned[0] else silent, config,
-                     RowCounter(config, context, planned))
+            UnitRows(part.unit, context, config, RowCounter(config, context, planned))
             for config, planned in zip(configs, self._planned, strict=True)
-        ]  # fmt: skip
+        ]
+        for rows in self._rows[1:]:  # progress counts the tokens of one configuration
+            rows.progress = Reporter()
         self._kept, self._read = list[Documents](), PlannedTotals()
         self._copies, self._weight = 1, float(weight_of([part.unit]))
 

@@ -185,18 +185,19 @@ class _RunTotals:
         self.shards += record.shards
         self.tokenizer = common_tokenizer([record.tokenizer, self.tokenizer])
         self.stdin_bytes += record.stdin_bytes
-        folder, begin, row = self.output.work, 0, 0
+        folder, rejected_from, squares_from = self.output.work, 0, 0
         rejected, squares = rejected_name(record.unit), squared_lengths_name(record.unit)
         if record.before is not None:
             folder, rejected, squares = self.output.path, REJECTED, SQUARED_LENGTHS
-            begin, row = record.before[0], record.before[1] + HEADER_BYTES // 8
+            rejected_from, rows = record.before
+            squares_from = HEADER_BYTES + 8 * rows
         else:
             self.bad += counts.rejected_records
             self.read += counts.records
         if record.rejected:
-            self.rejected.append(_FilePart(folder / rejected, begin, record.rejected))
+            self.rejected.append(_FilePart(folder / rejected, rejected_from, record.rejected))
         if record.rows:
-            self.squares.append(_FilePart(folder / squares, 8 * row, 8 * record.rows))
+            self.squares.append(_FilePart(folder / squares, squares_from, 8 * record.rows))
 
 
 def _check(totals: _RunTotals) -> None:

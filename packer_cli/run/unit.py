@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -187,12 +187,6 @@ class UnitContext:
         texts = (records.texts or [] for records in chain.from_iterable(every))
         return [*islice(chain.from_iterable(texts), most)]
 
-    def silenced(self) -> UnitContext:
-        """Return a context of the same source that reports no progress."""
-        other = replace(self, progress=Reporter())
-        other.__dict__["source"] = self.source
-        return other
-
     def described(self, unit: WorkUnit) -> str:
         """Return the unit's name in messages."""
         files = self.run.files
@@ -223,6 +217,7 @@ class UnitPacker:
     counts     totals of records, documents and rows
     rejected   lines of bad records; the first one ends the run unless they are skipped
     sums       squared lengths of rows
+    progress   gets figures of what is read and written
     is_sample  parts of files are read, so damage in the rest of a file is unknown
     """
 
@@ -230,7 +225,7 @@ class UnitPacker:
 
     def __init__(self, unit: WorkUnit, context: UnitContext) -> None:
         self.unit, self.context, self.counts = unit, context, Counts()
-        self.shards = list[Shard]()
+        self.shards, self.progress = list[Shard](), context.progress
         self.read: Read = context.source.read
         self.rejected = context.file(rejected_name(unit.index))
         self.sums = context.file(squared_lengths_name(unit.index))
@@ -272,7 +267,7 @@ class UnitPacker:
                 if records.empty:
                     for figures in (self.counts, self.counts.file(file.index)):
                         figures.empty_documents += records.empty
-                context.progress.read(records.consumed, len(batch.position))
+                self.progress.read(records.consumed, len(batch.position))
                 del records  # neither these nor their tokens are held while the next are read
                 if len(batch.position):
                     yield batch
@@ -280,9 +275,9 @@ class UnitPacker:
 
     def _tokenized(self, tokenized: TokenizedInputs) -> Iterator[Documents]:
         for batch in tokenized.read(self.unit):
-            self.context.progress.read(0, len(batch.position))
+            self.progress.read(0, len(batch.position))
             yield batch
-        self.context.progress.read(self.unit.weight, 0)
+        self.progress.read(self.unit.weight, 0)
 
     def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
         """Yield the records of a slice. Raises _LeftOutError for an input to be left out."""
@@ -379,7 +374,7 @@ class UnitDocuments(UnitPacker):
         self.counts.add_documents(batch.file, lengths, lengths)
         self.counts.add_turns(batch.of_documents.get(TURNS))
         self._writer.write(batch)
-        self.context.progress.wrote(tokens, tokens)
+        self.progress.wrote(tokens, tokens)
 
     def close(self) -> list[Shard]:
         shards = self._writer.close()
@@ -489,7 +484,7 @@ class UnitRows(UnitPacker):
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
         self.counts.add(more)
-        self.context.progress.wrote(more.tokens, more.rows * max_length)
+        self.progress.wrote(more.tokens, more.rows * max_length)
 
     def _with_tokens(
         self, documents: Documents, order: Int64, row_offsets: Int64
