@@ -275,6 +275,11 @@ class _Detector:
             record = next(iter(first.rows(fields, most=1)), dict[str, Any]())
             options = options_for(record, wanted)
             if options is None:
+                for name, value in record.items():
+                    is_list = isinstance(value, list) and value and isinstance(value[0], dict)
+                    if is_list and name.isidentifier():
+                        tip = f"if {name} has the records: jq -c '.{name}[]' FILE > FILE.jsonl"
+                        raise DataError(error.message, tip) from None
                 raise
             columns = {n: c for n, c in options.fields.items() if n not in MESSAGE_KEYS}
             try:

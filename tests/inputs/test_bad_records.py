@@ -197,6 +197,8 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
      "input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
      "--text-field"),
+    ("a.json", b'{"version": 1, "pages": [{"body": "a"}]}\n', (),
+     "fields found: version, pages", "jq -c '.pages[]' FILE > FILE.jsonl"),
     ("a.jsonl", b'{"text": 1}\n' * 3, SKIP,
      "nothing to pack: 0 empty, 0 dropped and 3 rejected records, no tokens; the first rejected, "
      "a.jsonl, line 1 (byte 0): ", ""),
