@@ -194,8 +194,8 @@ class _Detector:
         return shapes
 
     def _look_at(self, file: InputFile) -> tuple[Shape, list[str] | None] | None:
-        """Return the shape and the fields of a file's first records, but for columns of values; no
-        fields if another run has read them, None if there is no record that can be read.
+        """Return the shape and the fields of first records, no fields if another run has read them;
+        None if no record can be read.
         """
         if file.index in self._known:
             return self._known[file.index], None
@@ -272,8 +272,7 @@ class _Detector:
         try:
             return find(renamed)
         except DataError as error:
-            record = next(iter(first.rows(fields, most=1)), dict[str, Any]())
-            options = options_for(record, wanted)
+            options = options_for(first.record(fields), wanted)
             if options is None:
                 for name, value in record.items():
                     is_list = isinstance(value, list) and value and isinstance(value[0], dict)
@@ -282,18 +281,18 @@ class _Detector:
                         raise DataError(error.message, tip) from None
                 raise
             columns = {n: c for n, c in options.fields.items() if n not in MESSAGE_KEYS}
-            try:
+            tip = error.tip
+            with suppress(DataError):
                 find(renamed | columns)
-            except DataError:
-                raise error from None
-            raise DataError(error.message, f"add {options}") from None
+                tip = f"add {options}"
+            raise DataError(error.message, tip) from None
 
     def _with_kind_of_prompt(self, first: FirstRecords, shape: Shape) -> Shape:
         """Return the shape; of prompts, with whether they are messages."""
         if shape.kind != "prompt-completion":
             return shape
         columns = [shape.columns[name] for name in shape.required]
-        record = next(iter(first.rows(columns, most=1)), dict[str, Any]())
+        record = first.record(columns)
         keys, prompt = self._config.message_keys.values(), record.get(columns[0])
         of_messages = isinstance(prompt, str) and bool(messages_in(prompt, *keys, certain=True))
         of_messages |= any(
@@ -304,9 +303,7 @@ class _Detector:
 
 
 def _beginning_of(file: InputFile, config: DocumentConfig) -> FirstRecords:
-    """Return the first records of a file; none if they cannot be read: the unit that reads the file
-    reports the error.
-    """
+    """Return the first records of a file; none if they cannot be read: its unit reports that."""
     records = None
     with suppress(DataError, UsageError), peeking():
         records = reader_for(file.format).first(file, config)
@@ -588,7 +585,7 @@ def _masks_in(first: FirstRecords, shape: Shape, names: list[str]) -> list[str]:
     if first.are_long or not names:
         return []
     ids = shape.columns["input_ids"]
-    row: dict[str, Any] = next(iter(first.rows([ids, *names], most=1)), {})
+    row = first.record([ids, *names])
     return [
         name
         for name in names

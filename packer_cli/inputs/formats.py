@@ -48,6 +48,10 @@ class FirstRecords:
         self.names, self.are_long = names, are_long
         self._read, self._columns = read, dict[str, Sequence[Any]]()
 
+    def record(self, columns: Sequence[str]) -> dict[str, Any]:
+        """Return these columns of the first record; {} if they cannot be read."""
+        return next(iter(self.rows(columns, most=1)), {})
+
     def rows(self, columns: Sequence[str], most: int | None = FIRST) -> list[dict[str, Any]]:
         """Return columns of the first records; [] if they cannot be read."""
         missing = [name for name in dict.fromkeys(columns) if name not in self._columns]
