@@ -552,16 +552,13 @@ class ParquetReader(ColumnarReader):
                 paths = [fields_at(schema, name)[0] for name in names]
                 stored = [*dict.fromkeys(".".join(f.name for f in path) for path in paths)]
 
-                def read(rows: int) -> Iterator[Any]:
-                    return parquet.iter_batches(  # type: ignore[no-any-return]
-                        rows, row_groups=numbers, columns=stored,
-                        use_threads=False,  # a process with threads cannot fork the workers
-                    )  # fmt: skip
-
-                first = next(read(_FIRST_ROWS), None)
-                if first is not None:
-                    at_once = _rows_at_once(first, [all_groups[i] for i in numbers])
-                    yield from (by_columns(batch, names) for batch in read(min(most, at_once)))
+                read = parquet.iter_batches(
+                    min(most, _rows_at_once(file, tuple(stored), [all_groups[i] for i in numbers])),
+                    row_groups=numbers,
+                    columns=stored,
+                    use_threads=False,  # a process with threads cannot fork the workers
+                )
+                yield from (by_columns(batch, names) for batch in read)
 
             schema, row_bytes = parquet.schema_arrow, file.size / max(metadata.num_rows, 1)
             yield ColumnarFile(schema, batches, row_bytes)
@@ -606,12 +603,18 @@ def _first_rows(file: InputFile) -> Int64:
     return offsets_of([group.rows for group in _groups(file)[1]])
 
 
-def _rows_at_once(first: Any, groups: list[RowGroup]) -> int:
-    """Return how many rows of these groups make a few megabytes: by the `first`, in which each has
-    its own copy of what a file stores once, and by the mean row, but not fewer than a few of these,
-    since columns that are not read may have most of its bytes.
+def _rows_at_once(file: InputFile, columns: tuple[str, ...], groups: list[RowGroup]) -> int:
+    """Return how many rows of these groups make a few megabytes: by the first rows of the file, and
+    by the mean row, but not fewer than a few, since other columns may have most of its bytes.
     """
     mean = sum(group.bytes for group in groups) // max(sum(group.rows for group in groups), 1)
     by_mean = max(BATCH_BYTES // max(mean, 1), _FEW_ROWS)
-    by_first = BATCH_BYTES * int(first.num_rows) // max(first.nbytes, 1)
-    return int(max(min(by_mean, by_first), 1))
+    return max(min(by_mean, BATCH_BYTES // max(_bytes_of_first(file, columns), 1)), 1)
+
+
+@lru_cache(maxsize=64)
+def _bytes_of_first(file: InputFile, columns: tuple[str, ...]) -> int:
+    """Return the bytes of one of the first rows, with its own copy of what a file stores once."""
+    with storage.open_arrow(file.path) as source, parquet_file(source) as parquet:
+        first = next(parquet.iter_batches(_FIRST_ROWS, columns=columns, use_threads=False), None)
+        return first.nbytes // max(first.num_rows, 1) if first else 0
