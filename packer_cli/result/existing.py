@@ -7,7 +7,9 @@ wrote, and files of others, which are never touched.
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,8 +141,9 @@ def find_own(parent: Path, name: str) -> Path | None:
     """Find packer's folder `name/ID`; None without one. Raises UsageError for others there."""
     folder = parent / name
     for path in (folder, folder / ID):
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise not_ours(path, "is not a directory")
+        with suppress(FileNotFoundError):  # also one that another rank removes now
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise not_ours(path, "is not a directory")
     names = storage.sizes(str(folder)).keys()
     if foreign := names - {ID}:
         raise in_the_way(folder, foreign)
