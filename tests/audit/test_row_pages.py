@@ -174,8 +174,7 @@ def test_a_page_of_long_rows_stays_small(tmp_path: Path, rows: int) -> None:
     labels = np.where(np.arange(1 << 15) % 4000 < 1000, -100, ids)
     table = pa.table({"input_ids": list(ids), "labels": list(labels)})
     pq.write_table(table, tmp_path / "a.parquet")
-    command = ["show", tmp_path / "a.parquet", f"0-{rows - 1}", "--html", tmp_path / "page.html"]
-    succeeds(*command)
+    succeeds("show", tmp_path / "a.parquet", f"0-{rows - 1}", "--html", tmp_path / "page.html")
     content = (tmp_path / "page.html").read_text()
     assert content.count('id="row-') == rows
     assert len(content) < 15e6 * rows / 200 + 1e6 * (rows < 200)

@@ -175,8 +175,7 @@ def by_prefixes(record: Json, template: str) -> str | None:
 def test_constructions_and_structures(folder: Path, name: str) -> None:
     template, undecided = CONSTRUCTIONS[name], UNDECIDED.get(name, set())
     records = {key: plain(record) for key, record in STRUCTURES.items()}
-    options = ["--on-error", "skip"]
-    manifest = pack_chat(list(records.values()), *options, template=template)
+    manifest = pack_chat(list(records.values()), "--on-error", "skip", template=template)
     assert manifest["rejected_records"] == len(undecided)
     texts = {place: text for (place, _), text in marked_by_place("out").items()}
     compared = 0

@@ -46,8 +46,7 @@ def outcomes(
     records: list[Json], template: str | None, options: list[str]
 ) -> tuple[list[Any], Json]:
     """(what became of each record, what the manifest counts)."""
-    how = ("--on-error", "skip", *options)
-    manifest = pack_chat(records, *how, template=template)
+    manifest = pack_chat(records, "--on-error", "skip", *options, template=template)
     each = "each" in options
     texts: dict[int, list[str]] = {}
     for (place, _), text in sorted(marked_by_place("out").items()):

@@ -205,8 +205,7 @@ def test_progress_on_a_terminal(data: Path, columns: int) -> None:
 
 def test_notes_are_lines_of_their_own_beside_a_bar(data: Path) -> None:
     tiny_tokenizers.save(Path("t"), tiny_tokenizers.unigram())
-    command = ["pack", "a.jsonl", "-l", 16, "-t", "t", "-o", "out"]
-    _, shown = stderr_on_terminal(80, *command)
+    _, shown = stderr_on_terminal(80, "pack", "a.jsonl", "-l", 16, "-t", "t", "-o", "out")
     assert re.search(r"[\r\n]packer: using the slower tokenizers engine: [^\r\n]*\r\n", shown)
 
 

@@ -12,6 +12,5 @@ from support import succeeds
 def small(folder: Path) -> Path:
     """A directory of one shard in the current directory."""
     Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(50)))
-    command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "packed", "-q"]
-    succeeds(*command)
+    succeeds("pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "packed", "-q")
     return Path("packed")

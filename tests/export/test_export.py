@@ -394,8 +394,7 @@ def test_carried_columns(folder: Path, to: str) -> None:
     options = write_carried(folder)
     succeeds("pack", *options, "-q", "-o", "packed")
     succeeds("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens")
-    how = ("-l", 32, "--segment-multiple", 4, "--view", "-q", "-o", "view")
-    succeeds("pack", "tokens", *how)
+    succeeds("pack", "tokens", "-l", 32, "--segment-multiple", 4, "--view", "-q", "-o", "view")
     for source in ("packed", "view", *(["tokens"] if to == "unpacked" else [])):
         result = succeeds("export", source, "--to", to, "-o", f"{source}-out")
         if to not in OF_CARRIED:

@@ -61,8 +61,7 @@ def test_where_it_is_written(small: Path) -> None:
     Path("empty").mkdir()
     Path("link").symlink_to("place")
     for output in ("empty", "new/and/deep", "link", "link"):
-        command = ["export", small, "--to", "numpy", "-o", output, "--overwrite"]
-        succeeds(*command)
+        succeeds("export", small, "--to", "numpy", "-o", output, "--overwrite")
         assert np.load(Path(output) / "input_ids.npy").shape[1] == 64
     assert Path("link").readlink() == Path("place")
 
@@ -212,8 +211,7 @@ def packed_mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """130,000 tokens, more than a small disk holds."""
     folder = tmp_path_factory.mktemp("mid")
     (folder / "data.jsonl").write_text((json.dumps({"text": "word " * 25}) + "\n") * 1000)
-    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
-    succeeds(*command)
+    succeeds("pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q")
     return folder / "out"
 
 
@@ -223,8 +221,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large")
     line = json.dumps({"text": "word " * 400}) + "\n"
     (folder / "data.jsonl").write_text(line * 20_000)
-    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
-    succeeds(*command)
+    succeeds("pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q")
     return folder / "out"
 
 

@@ -127,8 +127,7 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
 def test_a_split_is_by_content_and_has_everything_once() -> None:
     write_sources(shared=60)
     everything = all_of("a", "b", "c")
-    amounts = Amount("a"), Amount("b"), Amount("c", held_out=False)
-    pack(recipe(*amounts, validation_share=0.2))
+    pack(recipe(Amount("a"), Amount("b"), Amount("c", held_out=False), validation_share=0.2))
     train, held = documents_in("out/train"), documents_in("out/validation")
     assert not train.keys() & held.keys()
     only_c = all_of("c").keys() - all_of("a", "b").keys()
@@ -159,16 +158,14 @@ def test_a_source_with_too_few_documents_stays_in_train(split: Any) -> None:
     write_sources()
     Path("d.jsonl").write_bytes(jsonl("the only one"))
     tokenize("d.jsonl", out="d")
-    amounts = Amount("a", epochs=0.5), Amount("d")
-    done = pack(recipe(*amounts, **split))
+    done = pack(recipe(Amount("a", epochs=0.5), Amount("d"), **split))
     assert [one.held_out_documents > 0 for one in done["out/train"].sources] == [True, False]
     assert all_of("d") <= documents_in("out/train")
 
 
 def test_as_many_documents_of_every_source_are_held_out() -> None:
     write_sources()
-    amounts = Amount("a"), Amount("b")
-    done = pack(recipe(*amounts, validation_documents=15))
+    done = pack(recipe(Amount("a"), Amount("b"), validation_documents=15))
     assert [one.held_out_documents for one in done["out/validation"].sources] == [15, 15]
     assert [one.documents for one in done["out/validation"].sources] == [15, 15]
     assert documents_in("out/train") + documents_in("out/validation") == all_of("a", "b")

@@ -268,8 +268,7 @@ def test_documents_of_tokenized_directories(folder: Path) -> None:
         succeeds("tokenize", f"{name}.jsonl", "-t", "bytes", "-o", name)
         (own,) = json.loads(Path(name, "manifest.json").read_bytes())["inputs"]
         assert not own.keys() & {*LOSSES}
-    inputs = "a", "b", "c", "-o", "out"
-    succeeds("pack", *inputs, "-l", 16, "--overlong", "drop")
+    succeeds("pack", "a", "b", "c", "-o", "out", "-l", 16, "--overlong", "drop")
     assert losses(json.loads(Path("out/manifest.json").read_bytes())) == [
         {"dropped_documents": 2, "dropped_tokens": 121}, {},
         {"dropped_documents": 1, "dropped_tokens": 31},

@@ -72,8 +72,7 @@ def results(
 def other_length(packed: PackedDirectory) -> Path:
     """A result of longer rows beside this one."""
     output = packed.path.parent / "longer"
-    arguments = "pack", packed.path.parent / "tokens", "-l", 128, "-q", "--overwrite"
-    succeeds(*arguments, "-o", output)
+    succeeds("pack", packed.path.parent / "tokens", "-l", 128, "-q", "--overwrite", "-o", output)
     return output
 
 

@@ -105,8 +105,7 @@ def test_a_view_is_the_packed_directory(folder: Path, name: str) -> None:
     if "--columns" not in options:
         saved = []
         for directory in ("view", "packed"):
-            to = ["--to", "unpacked", "-o", f"unpacked-{directory}", "-q"]
-            succeeds("export", directory, *to)
+            succeeds("export", directory, "--to", "unpacked", "-o", f"unpacked-{directory}", "-q")
             saved.append(table_of(Path(f"unpacked-{directory}")))
         assert saved[0] == saved[1]
     assert_error(packer(*export, "--overwrite"), 2, "out: holds a finished result")

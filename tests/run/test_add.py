@@ -255,8 +255,7 @@ def test_units_are_those_of_one_command(folder: Path) -> None:
     skip = ["--on-error", "skip", "--no-shuffle", "--add"]
     run("a.jsonl", "b.jsonl", *skip)
     run("c.jsonl", *skip)
-    fresh = ["a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS[:-1], "fresh", *skip[:3]]
-    succeeds("pack", *fresh)
+    succeeds("pack", "a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS[:-1], "fresh", *skip[:3])
     assert contents("fresh") == contents("out")
 
 
@@ -265,8 +264,7 @@ def test_a_shard_that_is_kept_but_goes_meanwhile(result: Path, change: str) -> N
     before = contents("out")
     shutil.copytree("out", "copy")
     fault = f"lambda: [{change} for path in Path('out').glob('shard-00001-*')]"
-    command = ("pack", "c.jsonl", "--add", *OPTIONS, "-q")
-    done = faulty(f"when_named('unit-', 1, {fault})", *command)
+    done = faulty(f"when_named('unit-', 1, {fault})", "pack", "c.jsonl", "--add", *OPTIONS, "-q")
     assert done.returncode == 1
     lost = next(name for name in before if name.startswith("shard-00001-"))
     assert f"error: out/{lost}: is missing or cut short since the run began" in done.stderr

@@ -342,8 +342,7 @@ def test_a_source_without_a_column_has_the_default() -> None:
     Path("with.jsonl").write_text('{"text": "a", "weight": 0.5}\n')
     Path("without.jsonl").write_text('{"text": "b"}\n')
     tokenize = ["-t", "bytes", "-q", "-o"]
-    carry = ["--carry", "weight:float32"]
-    succeeds("tokenize", "with.jsonl", *carry, *tokenize, "with")
+    succeeds("tokenize", "with.jsonl", "--carry", "weight:float32", *tokenize, "with")
     succeeds("tokenize", "without.jsonl", *tokenize, "without")
     command = ["pack", "with", "without", "-l", 8, "-q", "-o", "out"]
     assert_error(packer(*command), 2, "with carries weight, without does not")

@@ -88,8 +88,7 @@ def test_rows_of_three_corpora_are_a_sample(
     folder: Path, write: Callable[[str, Sequence[str]], str]
 ) -> None:
     inputs = corpora(write)
-    command = ["pack", *inputs, "-t", "bytes", "-l", ROW, "--unit-bytes", "64k", "-q", "-o", "out"]
-    succeeds(*command)
+    succeeds("pack", *inputs, "-t", "bytes", "-l", ROW, "--unit-bytes", "64k", "-q", "-o", "out")
     check_directory("out")
     units = tokens_by_corpus()
     rows = np.concatenate(units)
@@ -111,8 +110,7 @@ def test_rows_of_three_corpora_are_a_sample(
 def test_windows_of_one_unit_are_samples(folder: Path) -> None:
     """With units and windows of the usual sizes."""
     inputs = corpora(write_jsonl, longest=3000)
-    command = ["pack", *inputs, "-t", "bytes", "-l", "8k", "-q", "-o", "out"]
-    succeeds(*command)
+    succeeds("pack", *inputs, "-t", "bytes", "-l", "8k", "-q", "-o", "out")
     (rows,) = tokens_by_corpus()
     assert rows.sum() > 1 << 22  # more than a window
     for tenth in np.array_split(rows, 10):

@@ -158,7 +158,6 @@ def test_tokenized_directories_take_no_more_memory_the_larger_they_are(
         for order in orders:
             # the limit of mapped pages, made small for the test
             before = "import packer_cli.result.tokenized as t; t._MOST_MAPPED = 16 << 20"
-            command = ["pack", name, "-l", 2048, *units, order]
-            peaks[order, name] = peak_of(*command, before=before)
+            peaks[order, name] = peak_of("pack", name, "-l", 2048, *units, order, before=before)
     for what in ("tokenize", *orders):
         assert peaks[what, "many"] < peaks[what, "few"] + 60, peaks  # of 140 MB of tokens more

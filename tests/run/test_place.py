@@ -144,8 +144,7 @@ def linked(name: str, target: str) -> Callable[[], object]:
 
 def unfinished() -> None:
     """A run that has packed some of its units, and a manifest of somebody else beside it."""
-    command = ["pack", "bad.jsonl", *OPTIONS, "--unit-bytes", 500, "--workers", 1]
-    assert packer(*command).exit_code == 1
+    assert packer("pack", "bad.jsonl", *OPTIONS, "--unit-bytes", 500, "--workers", 1).exit_code == 1
     assert any(work_folder().glob("unit-*"))
     put("manifest.json")()
 

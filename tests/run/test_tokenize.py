@@ -139,8 +139,7 @@ def test_results_of_the_other_kind_in_the_way(texts: list[str], first: str, seco
     assert_error(packer(*command(second)), 2, "out: holds a finished result")
     assert contents("out") == before
     succeeds(*command(second), "--overwrite")
-    fresh = [*command(second)[:-1], "fresh"]
-    succeeds(*fresh)
+    succeeds(*command(second)[:-1], "fresh")
     assert contents("out") == contents("fresh")
 
 
@@ -213,8 +212,7 @@ def test_a_damaged_index_is_not_planned(command: tuple[str, ...], wrong: int) ->
 def test_what_is_around_documents_is_told_where_all_have_it() -> None:
     Path("a.jsonl").write_bytes(jsonl("some text"))
     succeeds("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "with")
-    given = ["tokenize", "a.jsonl", "-t", "bytes", "--no-eos", "-q", "-o", "without"]
-    succeeds(*given)
+    succeeds("tokenize", "a.jsonl", "-t", "bytes", "--no-eos", "-q", "-o", "without")
     for names, around in ((["with"], True), (["with", "without"], False)):
         succeeds("pack", *names, "-l", 64, "-q", "-o", "out", "--overwrite")
         tokenizer = json.loads(Path("out/manifest.json").read_bytes())["tokenizer"]

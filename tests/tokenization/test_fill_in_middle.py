@@ -142,8 +142,7 @@ def test_special_tokens_that_a_text_spells_out(tokenizer: _Tokens) -> None:
 
 
 def test_refused(tokenizer: _Tokens) -> None:
-    options = ("-l", 512, "-o", "out", "-t", "bytes", "--fim-rate", 1)
-    result = packer("pack", "texts.jsonl", *options)
+    result = packer("pack", "texts.jsonl", "-l", 512, "-o", "out", "-t", "bytes", "--fim-rate", 1)
     assert_error(result, 2, "tokenizer bytes", "found none that packer knows")
     assert "add tokens such as <|fim_prefix|>, <|fim_suffix|>, <|fim_middle|>" in result.stderr
     assert not Path("out").exists()

@@ -386,8 +386,7 @@ def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -
     files = {"eos_token": "</s>"}
     tiny_tokenizers.save(Path("tok"), tiny_tokenizers.byte_level(), tokenizer_config=files)
     for command in (("tokenize", "-o", "toks"), ("pack", "-l", 16, "-o", "packed")):
-        how = ("a.jsonl", "-t", "tok", "-q", "--on-error", "skip")
-        succeeds(command[0], *how, *command[1:])
+        succeeds(command[0], "a.jsonl", "-t", "tok", "-q", "--on-error", "skip", *command[1:])
     succeeds("pack", "toks", "-l", 16, "--view", "-q", "-o", "view")
     recipe = 'max_length = 16\ntokenizer = "tok"\n[[source]]\nname = "a"\ninputs = ["a.jsonl"]\n'
     Path("mix.toml").write_text(f'{recipe}epochs = 1\n[validation]\nshare = "50%"\n')
@@ -403,7 +402,7 @@ def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -
     if command[0] in ("pack", "export"):
         command += ["-o", "mix" if name.startswith("mix") else "out"]
     done = unaltered(*command)
-    reasons = ("not a regular file", "is not a file", "has no tokenizer.json")
+    reasons = ("not a regular file", "is not a file", "has no tokenizer.json", "of another dataset")
     assert done.returncode in (1, 2), done.stderr
     assert any(reason in done.stderr for reason in reasons), done.stderr
     assert Path(name).is_fifo() or Path(name).is_symlink()
