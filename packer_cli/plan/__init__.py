@@ -38,17 +38,11 @@ from packer_cli.packing.window import trained_in
 from packer_cli.plan.sample import PartReader, SamplePart, sampled, weight_of
 from packer_cli.progress import Progress
 from packer_cli.records import FILE, POSITION, TURNS, Documents, InputFile, Int64, Notify, WorkUnit
-from packer_cli.result.columns import (
-    fixed,
-    plain_type,
-    ragged,
-    stored_batch_rows,
-    stored_schema,
-    values_type,
-)
+from packer_cli.result.columns import PARTS, stored_batch_rows, stored_schema, values_type
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import by_source, load_tokenized
+from packer_cli.result.reader import Lists, as_batch
 from packer_cli.run.compare import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.pipeline import resolve_run
@@ -526,16 +520,14 @@ class RowCounter:
 
 def _batch_bytes(schema: Any, rows: int, segments: int) -> int:
     """Return the bytes of a record batch in a shard, from zeros that are never touched."""
-    columns = []
+    columns = dict[str, Any]()
     for column in schema:
-        kind = column.type
+        name, kind = column.name, column.type
         if pa.types.is_fixed_size_list(kind):
-            columns.append(fixed(kind, np.zeros((rows, kind.list_size), values_type(kind))))
+            columns[name] = np.zeros((rows, kind.list_size), values_type(kind))
             continue
-        ends = np.zeros(rows + 1, np.int32)
-        ends[-1] = segments + (rows if column.name in ("cu_seqlens", PADDED_BOUNDARIES) else 0)
-        of_structs = pa.types.is_struct(kind.value_type)
-        types = [plain_type(field.type) for field in kind.value_type] if of_structs else []
-        parts = [np.zeros(ends[-1], type_) for type_ in types or [values_type(kind)]]
-        columns.append(ragged(kind, ends, parts))
-    return int(pa.ipc.get_record_batch_size(pa.record_batch(columns, schema=schema)))
+        ends = np.zeros(rows + 1, np.int64)
+        ends[-1] = segments + (rows if name in ("cu_seqlens", PADDED_BOUNDARIES) else 0)
+        parts = PARTS if name == "segments" else {name: values_type(kind)}
+        columns |= {part: Lists(np.zeros(ends[-1], type_), ends) for part, type_ in parts.items()}
+    return int(pa.ipc.get_record_batch_size(as_batch(columns, schema)))

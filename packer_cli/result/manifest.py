@@ -308,9 +308,8 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
 
     @property
     def is_from_tokenized(self) -> bool:
-        """True if the inputs are tokenized directories: manifests, whose documents are tokens."""
-        names = {storage.base_name(one.path) for one in self.inputs}
-        return self.config.shape == "tokens" and names == {MANIFEST}
+        """True if the inputs are tokenized directories."""
+        return all(one.format == TOKENIZED for one in self.inputs)
 
 
 @built
@@ -324,18 +323,18 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
     kind: Literal["tokenized"]
 
 
-def shares(sources: Sequence[SourceStats]) -> list[tuple[float, float]]:
-    """Return (asked, reached) of every source, as shares of the whole."""
-    asked, reached = sum(one.asked for one in sources), sum(one.taken for one in sources)
-    return [(one.asked / asked if asked else 0.0, one.taken / reached if reached else 0.0)
-            for one in sources]  # fmt: skip
-
-
 def sources_as_json(sources: Sequence[SourceStats]) -> list[dict[str, Any]]:
-    """Return sources as in the manifest, with the epochs and shares computed from them."""
+    """Return sources as in the manifest, with their epochs and their shares of the whole."""
+    asked = sum(source.asked for source in sources) or 1
+    reached = sum(source.taken for source in sources) or 1
     return [
-        asdict(one) | {"epochs": one.epochs, "share_asked": asked, "share_reached": reached}
-        for one, (asked, reached) in zip(sources, shares(sources), strict=True)
+        asdict(source)
+        | {
+            "epochs": source.epochs,
+            "share_asked": source.asked / asked,
+            "share_reached": source.taken / reached,
+        }
+        for source in sources
     ]
 
 

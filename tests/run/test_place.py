@@ -186,7 +186,7 @@ FOREIGN: dict[str, tuple[bool, Callable[[], object], str, str]] = {
         False, unfinished, f"{SKIP} --overwrite", f"{IN_THE_WAY}manifest.json",
     ),
     "a folder of others": (False, put("notes"), "a.jsonl", "is not empty, and not a result of"),
-    "another .packer": (True, put(".packer/notes"), "b.jsonl --overwrite", "or that have changed: notes"),
+    "another .packer": (True, put(".packer/notes"), "b.jsonl --overwrite", "changed: notes"),
     "a .packer that is a file": (True, put(".packer"), "b.jsonl --overwrite", "not a directory"),
     "a .packer that is a link": (
         True, linked(".packer", "."), "b.jsonl --overwrite", "is not a directory",
