@@ -53,7 +53,7 @@ from packer_cli.result.layout import (
     name_by_content,
     saved_dataset,
 )
-from packer_cli.result.manifest import Manifest, to_bytes
+from packer_cli.result.manifest import to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
@@ -183,11 +183,7 @@ class SavedDataset(Tables):
     def close(self) -> None:
         super().close()
         if self.parts is not None:
-            facts = self.exported.facts
-            data = [shard.sha256 for shard in facts.shards]
-            if isinstance(facts, Manifest) and facts.config.view:  # whose shards hold no tokens
-                data += [entry.sha256 for entry in facts.inputs]
-            identity = "".join((*data, type(self).__name__))
+            identity = "".join((*self.exported.facts.data_digests, type(self).__name__))
             for name, content in saved_dataset(self.parts.names, identity).items():
                 (self.folder / name).write_bytes(content)
 

@@ -262,6 +262,12 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
         """Digest of the tokenizer, as shards have it; "" for ids and built-in bytes."""
         return self.tokenizer.sha256 if self.tokenizer else ""
 
+    @property
+    def data_digests(self) -> list[str]:
+        """Digests that identify the data: of shards, and of a view's inputs, which hold tokens."""
+        inputs = self.inputs if getattr(self.config, "view", False) else []
+        return [shard.sha256 for shard in self.shards] + [one.sha256 for one in inputs]
+
     def shards_of_units(self) -> list[list[Shard]]:
         """Return the shards of each unit; all pieces of a document lie in one unit."""
         return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]

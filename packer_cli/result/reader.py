@@ -572,15 +572,12 @@ class Joined(RowReader):
     @property
     def fingerprint(self) -> str:
         """Digest of rows and their order, the same for copies of the results."""
-        prints = []
-        for facts in (part.facts for part in self.parts):
-            digests = [shard.sha256 for shard in facts.shards]
-            if facts.config.view:  # whose shards hold no tokens
-                digests += [one.sha256 for one in facts.inputs]
-            prints.append(hashlib.sha256("".join(digests).encode()).hexdigest())
-        return (
-            prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()
-        )
+
+        def joined(digests: list[str]) -> str:
+            return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+        prints = [joined(part.facts.data_digests) for part in self.parts]
+        return prints[0] if len(prints) == 1 else joined(prints)
 
     @property
     def squared_lengths(self) -> Int64:
