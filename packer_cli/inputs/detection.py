@@ -272,7 +272,8 @@ class _Detector:
         try:
             return find(renamed)
         except DataError as error:
-            options = options_for(first.record(fields), wanted)
+            record = first.record(fields)
+            options = options_for(record, wanted)
             if options is None:
                 for name, value in record.items():
                     is_list = isinstance(value, list) and value and isinstance(value[0], dict)
