@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import packer
+from support import packer, succeeds
 from tiny_models import tiny_llama
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader
@@ -109,8 +109,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     assert packer("tokenize", path, *CARRY, "-o", tokenized).exit_code == 0
     for form, options in FORMS.items():
         given = [tokenized] if form == "view" else [path, *CARRY]
-        result = packer("pack", *given, "-l", L, *options, "-o", folder / form)
-        assert result.exit_code == 0, result.stderr
+        succeeds("pack", *given, "-l", L, *options, "-o", folder / form)
     return {form: folder / form for form in FORMS}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support import check_directory, packer, recover_documents
+from support import check_directory, recover_documents, succeeds
 from transformers import PreTrainedTokenizerFast
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
@@ -99,11 +99,10 @@ def packed(files: list[list[bytes]], name: str, *options: str) -> tuple[Any, Any
     paths = [Path(f"{number}.jsonl") for number in range(len(files))]
     for path, lines in zip(paths, files, strict=True):
         path.write_bytes(b"\n".join(lines) + b"\n")
-    result = packer(
+    succeeds(
         "pack", *paths, "-l", LENGTH, "-t", SHARED / "tokenizers" / name, "-o", "out", "-q",
         "--on-error", "skip", "--overwrite", *options,
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     manifest = check_directory("out")
     by_place = [
         {place: tokens.tolist() for place, tokens in found.items()}

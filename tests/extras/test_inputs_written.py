@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import check_directory, packer, recover_documents
+from support import check_directory, recover_documents, succeeds
 
 # those of the writers, about themselves and each other
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,8 +38,7 @@ def test_megatron(tmp_path: Path, kind: type, multimodal: bool) -> None:
     merged.add_index(prefix)
     merged.add_index(f"{prefix}-2")
     merged.finalize(f"{prefix}-3.idx")
-    result = packer("pack", f"{prefix}-3.idx", "-l", 64, "-q", "-o", tmp_path / "out")
-    assert result.exit_code == 0, result.stderr
+    succeeds("pack", f"{prefix}-3.idx", "-l", 64, "-q", "-o", tmp_path / "out")
     check_directory(tmp_path / "out")
     found = [tokens.tolist() for tokens in recover_documents(tmp_path / "out").values()]
     assert found == [document for document in DOCUMENTS[::2] + DOCUMENTS[1::2] if document]

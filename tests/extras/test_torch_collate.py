@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import ALL_COLUMNS, packer
+from support import ALL_COLUMNS, succeeds
 from transformers import DataCollatorWithFlattening
 
 from packer_cli.errors import DataError, UsageError
@@ -184,11 +184,10 @@ def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: 
     Path("data.jsonl").write_text("\n".join(lines))
     for multiple in (1, 4):
         out = f"out{multiple}"
-        result = packer(
+        succeeds(
             "pack", "data.jsonl", "-l", 16, "-o", out, "-q", *ALL_COLUMNS,
             "--segment-multiple", multiple,
         )  # fmt: skip
-        assert result.exit_code == 0, result.stderr
         dataset = PackedDataset(out, ["input_ids", "position_ids", "cu_seqlens"])
         rows = dataset.__getitems__(range(len(dataset)))
         assert torch.equal(
