@@ -54,7 +54,7 @@ _WORK_FILES = re.compile(
     r"|unit-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl|squared_lengths-[0-9]{5,20}\.bin"
     rf"|{SHARD_NAME}|{'|'.join(map(re.escape, sorted({*SIDE_FILES, *MANIFESTS})))})(\.part)?"
 )
-_SECONDS = 0.05  # between tries
+_SECONDS, _SILENT = 0.05, 200  # between tries; a note comes after ten seconds
 _FEW = 5  # tries: workers of a run that was killed hold its lock until they have ended, too
 _MANY = 100  # tries of ranks: one that ends keeps all others out for a moment
 _AT_ONCE = 8  # files of an upload
@@ -98,7 +98,7 @@ def locked(
 ) -> Iterator[None]:
     """Hold a lock file, made if necessary; `shared`: with others that share it.
 
-    `tries`: a twentieth of a second apart; None: until it is free.
+    `tries`: a twentieth of a second apart; None: until it is free, with a note after a while.
     Raises InUseError if another process holds it, DataError if the file system has no locks,
     FileNotFoundError if the file has just been removed with its folder.
     """
@@ -117,6 +117,8 @@ def locked(
                 f"{output}: another run is writing there",
                 "wait until it ends, or choose another --output",
             )
+        if tries is None and attempt == _SILENT:
+            options.notify(f"{output}: waiting for another rank, which holds {path.name} there")
         time.sleep(_SECONDS)
 
 

@@ -246,13 +246,8 @@ class Pool(Generic[T, R]):
         """Note why an attempt has failed. Raises DataError if there are no more attempts."""
         attempt = lost.attempt
         if lost.code == -limits.TIME_IS_UP and lost.noted not in attempt.refused:
-            reason = attempt.refused[lost.noted] = limits.reason_of(lost.noted)
-            if self._attempts > 1:
-                return
-            raise DataError(
-                f"{self._describe(item)}: {reason} for a record, which cannot be read again",
-                "write the data to a file, and name that",
-            )
+            attempt.refused[lost.noted] = limits.reason_of(lost.noted)
+            return
         attempt.losses += 1
         how = f"was killed by signal {-lost.code}" if lost.code < 0 else f"ended, code {lost.code}"
         what = f"{self._describe(item)}: a worker {how}"

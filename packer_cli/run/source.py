@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import DamagedInputError, InternalError, UsageError, os_errors
-from packer_cli.inputs.byte_streams import peeking
+from packer_cli.inputs.byte_streams import STDIN, peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
@@ -40,6 +41,7 @@ from packer_cli.records import (
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
 from packer_cli.result.manifest import TokenizedManifest, TokenizerInfo, as_named, load_tokenized
 from packer_cli.result.reader import check_side_file
+from packer_cli.run.pool import Pool
 from packer_cli.run.run_plan import RunPlan, TokenizerSelection, common_tokenizer
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
@@ -57,6 +59,8 @@ from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
     from packer_cli.chat.documents import Composer
+    from packer_cli.chat.messages import Conversation
+    from packer_cli.chat.renderer import Document
     from packer_cli.chat.templates import TemplateChoice
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -274,7 +278,7 @@ class _ShapeSource:
         records = reader_for(file.format).read(file, part, self._shape, self._config)
         return records if self._compose is None else map(self._compose, records)
 
-    def _composer(self, run: RunPlan) -> Composer | None:
+    def _composer(self, run: RunPlan) -> Composer | _ComposerElsewhere | None:
         """Return what makes texts of conversations and prompts; None if there are none."""
         shape, config, template = self._shape, self._config, run.chosen.template
         if shape.kind == TRACE and template is not None:  # to compare its messages with its ids
@@ -287,12 +291,13 @@ class _ShapeSource:
 
         files, renders = self._files, uses_template(shape, config)
         end_tokens = tuple(files.added_tokens) if files else ()
-        return Composer(
+        composer = Composer(
             shape, config, template if renders else None, special_tokens(files), end_tokens,
             self._specials(config),
         )  # fmt: skip
+        return composer if run.resumable or not renders else _ComposerElsewhere(composer)
 
-    def _encoder(self, composer: Composer | None) -> Encode:
+    def _encoder(self, composer: Composer | _ComposerElsewhere | None) -> Encode:
         shape, config, tokenizer = self._shape, self._config, self._tokenizer
         if shape.is_composed and composer is not None and tokenizer is not None:
             from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
@@ -330,6 +335,39 @@ def _first_turns(encode: Encode) -> Encode:
         return encoded._replace(batch=encoded.batch.beside({}, {POSITION: position}))
 
     return encode_first
+
+
+class _ComposerElsewhere:
+    """Composes in a worker of its own what this process reads: records of stdin cannot be read
+    again if a template holds up the worker.
+    """
+
+    def __init__(self, composer: Composer) -> None:
+        self._composer = composer
+        self._pool = Pool(self._perform, describe=lambda item: STDIN)
+
+    def compose(self, records: Records) -> Records:
+        """Do as `Composer.compose`."""
+        return self._in_worker("compose", records)  # type: ignore[no-any-return]
+
+    def render(self, conversation: Conversation) -> Document:
+        """Do as `Composer.render`. Raises RefusedError."""
+        document = self._in_worker("render", conversation)
+        if isinstance(document, str):
+            raise RefusedError(document)
+        return document  # type: ignore[no-any-return]
+
+    def _in_worker(self, method: str, argument: Any) -> Any:
+        ((_, result),) = self._pool.map([(method, argument)])
+        return result
+
+    def _perform(self, item: tuple[str, Any]) -> Any:
+        """Return the result of a method, or why the template refuses, in a worker."""
+        method, argument = item
+        try:
+            return getattr(self._composer, method)(argument)
+        except RefusedError as error:
+            return str(error)
 
 
 def _first_texts(shape: Shape, config: DocumentConfig, file: InputFile) -> Iterator[str]:

@@ -130,14 +130,12 @@ def test_what_is_around_a_slow_record_is_as_without_it(
     assert results[0] == results[1]
 
 
-def test_a_slow_record_from_stdin_ends_the_run(folder: Path) -> None:
-    """It cannot be read again without that record."""
+def test_a_slow_record_from_stdin(folder: Path) -> None:
     data = write(records(2000, 1000)).read_bytes()
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
     result = altered(HURRIED + MAIN, "pack", "-", *map(str, how), stdin=data)
-    assert result.returncode == 1
-    assert "the chat template takes more than 0.1 s for a record, which cannot" in result.stderr
-    assert not Path("out").exists()
+    assert result.returncode == 0, result.stderr
+    assert check_directory("out")["documents"] == 1999
 
 
 @pytest.mark.parametrize("way", SLOW_WAYS)

@@ -17,6 +17,8 @@ import pytest
 from altered import faulty, unaltered
 from support import assert_error, contents, jsonl, packer, random_texts, succeeds, work_folder
 
+from packer_cli.run import place
+
 OPTIONS = ["-l", "64", "-t", "bytes", "--unit-bytes", "5k"]
 
 
@@ -139,6 +141,23 @@ def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
         assert_error(done, 1, "out: ranks of another --world-size than 1 are at work")
         assert_error(packer(*rank(1, 2)), 1, "out: another run is writing there")
     succeeds(*rank(0, 1))
+    assert contents("out") == contents("whole")
+
+
+def test_a_rank_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    succeeds(*rank(0, 2))
+    with open(work_folder() / "begin.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        naps = list[float]()
+
+        def nap(seconds: float) -> None:
+            naps.append(seconds)
+            if sum(naps) > 11:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(place.time, "sleep", nap)
+        said = succeeds(*rank(1, 2)).stderr
+    assert said.count(": waiting for another rank, which holds begin.lock there") == 1
     assert contents("out") == contents("whole")
 
 
