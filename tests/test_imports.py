@@ -122,7 +122,7 @@ def graph() -> dict[str, set[str]]:
 LAYERS = (
     {"base"}, {"options"}, {"packing"}, {"result"}, {"inputs"}, {"tokenization"}, {"chat"},
     {"mixing"}, {"run"}, {"steps"}, {"plan", "audit"},
-    {"reports", "verify", "export", "torch", "hf", "energon"},
+    {"reports", "verify", "export", "torch", "hf", "grain", "energon"},
     {"cli"}, {"__main__"},
 )  # fmt: skip
 FOLDERS = set.union(*LAYERS)

@@ -1,7 +1,7 @@
 """Select a tokenizer and a chat template for a run, and load what turns its slices into tokens.
 
     choose_encoding(shape, config, ...)  TokenizerSelection, not loaded: part of a run's identity
-    prepare(run, options)                DocumentSource, loaded: reads and encodes slices
+    prepare(run, options)                InputDocuments, loaded: reads and encodes slices
 
 Tokenized directories hold tokens: of their tokenizer only copies and figures are needed, and
 nothing is loaded. Loading a tokenizer of 11 MB takes half a second, an input that is tokenized
@@ -191,7 +191,7 @@ def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None)
 
 
 @dataclass(frozen=True)
-class DocumentSource:
+class InputDocuments:
     """The documents of a run's inputs.
 
     read       yields the records of a slice
@@ -213,7 +213,7 @@ class DocumentSource:
             self.tokenizer.finish()
 
 
-def prepare(run: RunPlan, options: EncodingOptions) -> DocumentSource:
+def prepare(run: RunPlan, options: EncodingOptions) -> InputDocuments:
     """Load what the units of a run need. Raises UsageError.
 
     Chat templates are only named here: each worker analyses them when it reads its first records.
@@ -244,7 +244,7 @@ def prepare(run: RunPlan, options: EncodingOptions) -> DocumentSource:
         name: _ShapeSource(run, shape, config, tokenizer)
         for name, (shape, config) in shapes.items()
     }
-    return DocumentSource(
+    return InputDocuments(
         read=lambda file, part: sources[file.shape].read(file, part),
         encode=lambda records, file: sources[file.shape].encode(records, file),
         tokenizer=tokenizer,
@@ -403,7 +403,7 @@ def _framing_of(config: DocumentConfig) -> Framing:
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token)
 
 
-def _tokenized_source(files: Sequence[InputFile], config: PackConfig) -> DocumentSource:
+def _tokenized_source(files: Sequence[InputFile], config: PackConfig) -> InputDocuments:
     """Open tokenized directories, whose documents come in the order of the options' seed."""
     seed, choice = config.seed if config.shuffle else None, choice_of(files, config)
     folder, facts = Path(files[0].path).parent, opened(files[0]).facts
@@ -418,4 +418,4 @@ def _tokenized_source(files: Sequence[InputFile], config: PackConfig) -> Documen
         raise InternalError(f"{file.path} holds documents, not records")
 
     info = common_tokenizer([one.tokenizer for one in inputs.facts])
-    return DocumentSource(read, plain_encoder(None), tokenized=inputs, info=info)
+    return InputDocuments(read, plain_encoder(None), tokenized=inputs, info=info)

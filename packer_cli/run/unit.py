@@ -61,7 +61,7 @@ from packer_cli.run.run_plan import (
     squared_lengths_name,
     write_unit,
 )
-from packer_cli.run.source import DocumentSource, prepare
+from packer_cli.run.source import InputDocuments, prepare
 from packer_cli.storage import is_url, sync
 from packer_cli.tokenization.encoding import Read
 
@@ -116,7 +116,7 @@ class UnitContext:
         )
 
     @cached_property
-    def source(self) -> DocumentSource:
+    def source(self) -> InputDocuments:
         """Reads the units' documents. Loading it raises UsageError."""
         return prepare(self.run, self.options)
 
