@@ -111,7 +111,7 @@ class _CutSamples(BaseWrapperDataset[Any, Any]):
         return int(self.dataset.len_worker(worker_idx))
 
     def reset_state_own(self) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing: the encoder keeps no state."""
 
     def config(self) -> dict[str, Any]:
         return {"type": type(self).__qualname__, "dataset": self.dataset.config()}

@@ -130,7 +130,7 @@ class Audit:
 
     @property
     def is_clean(self) -> bool:
-        """True if there are no errors and warnings."""
+        """True without errors and warnings."""
         return all(finding.severity == "note" for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:

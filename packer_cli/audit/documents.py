@@ -480,7 +480,7 @@ def _filled(
 
 
 def _mode(tokens: npt.NDArray[Any]) -> tuple[int, float]:
-    """Return the most frequent token and its share; (-1, 0) if there are no tokens."""
+    """Return the most frequent token and its share; (-1, 0) without tokens."""
     if not len(tokens):
         return -1, 0.0
     values, counts = np.unique(tokens, return_counts=True)

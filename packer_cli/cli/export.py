@@ -11,11 +11,11 @@ from typer import Option
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, print_note, refuse_name
 from packer_cli.errors import UsageError, one_line
 from packer_cli.options.option import OptionGroup, choice, refuse
-from packer_cli.options.run_options import Locking, ProgressOptions, StepOptions
+from packer_cli.options.run_options import FormatOptions, Locking, ProgressOptions, StepOptions
 
 EXPORT_FORMATS = (
-    "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "numpy",
-    "parquet", "unpacked", "packed",
+    "trl", "llamafactory", "axolotl", "automodel", "documents", "olmo", "megatron",
+    "megatron-bridge", "numpy", "parquet", "unpacked", "packed",
 )  # fmt: skip
 
 
@@ -44,6 +44,7 @@ class ExportOptions(OptionGroup):
 def export(
     name: Directory,
     options: ExportOptions,
+    form: FormatOptions,
     sizes: StepOptions,
     rows: ViewOptions,
     locks: Locking,
@@ -71,6 +72,7 @@ def export(
         local(name, LOCAL_ONLY),
         to,
         output,
+        options=form,
         even=sizes if is_even else None,
         tokens=rows.tokens,
         overwrite=options.overwrite,

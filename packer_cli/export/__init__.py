@@ -8,7 +8,7 @@ with its final name is complete. Token counts are compared with the manifest.
     OUT                           gets its name by one rename, once everything is on the disk
 
 An earlier export and the new one change places in one step where the system can (RENAME_EXCHANGE:
-ext4, XFS, Btrfs, tmpfs), and by two renames elsewhere. `.packer-export.json` in an export lists its
+ext4, XFS, Btrfs, tmpfs), and by two renames elsewhere. `.packer-export` in an export lists its
 files with their sizes. An export that holds anything else is not replaced. Trainers do not look
 at hidden files.
 """
@@ -19,25 +19,43 @@ import ctypes
 import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from packer_cli.errors import UsageError, from_os_error, named, one_of
-from packer_cli.export.formats import FORMATS, Exported, PackedCopy, Writer
-from packer_cli.export.rows import batches, documents, tokenized_documents, units
+from packer_cli.errors import UsageError, from_os_error, one_of
+from packer_cli.export.document_formats import DocumentParquet, Olmo
+from packer_cli.export.formats import (
+    Automodel,
+    Axolotl,
+    Exported,
+    LlamaFactory,
+    Megatron,
+    MegatronBridge,
+    MegatronRows,
+    Numpy,
+    PackedCopy,
+    Parquet,
+    Trl,
+    Unpacked,
+    Writer,
+)
+from packer_cli.export.rows import batches, documents, parts_of, units
 from packer_cli.options.option import refuse
-from packer_cli.options.run_options import RunOptions, StepOptions
+from packer_cli.options.options import COLUMNS
+from packer_cli.options.run_options import FormatOptions, RunOptions, StepOptions
 from packer_cli.progress import Progress
 from packer_cli.records import Int64, Notify
 from packer_cli.result.existing import holds_result, in_the_way
+from packer_cli.result.layout import INCOMPLETE, MANIFEST, SHARD_NAME, SIDE_FILES
 from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, View, open_packed
 from packer_cli.result.reader import PackedDirectory
@@ -46,12 +64,28 @@ from packer_cli.run.place import clean, own_folder, remove_own
 from packer_cli.steps import Order, Schedule, StepSizes, row_costs
 from packer_cli.storage import OTHER, make_folders, put_file, read_bytes, size_of, sync
 
+FORMATS: dict[str, type[Writer]] = {
+    "trl": Trl,
+    "llamafactory": LlamaFactory,
+    "axolotl": Axolotl,
+    "automodel": Automodel,
+    "documents": DocumentParquet,
+    "olmo": Olmo,
+    "megatron": Megatron,
+    "megatron-bridge": MegatronBridge,
+    "numpy": Numpy,
+    "parquet": Parquet,
+    "unpacked": Unpacked,
+    "packed": PackedCopy,
+}
+
 
 def export(
     directory: str | os.PathLike[str],
     to: str,
     output: str | os.PathLike[str],
     *,
+    options: FormatOptions = FormatOptions(),  # noqa: B008 it is immutable
     even: StepOptions | None = None,
     tokens: Paths | None = None,
     overwrite: bool = False,
@@ -62,34 +96,36 @@ def export(
     """Write `directory` in the format `to`; returns the opened directory.
 
     output     a new or empty directory, or with `overwrite` an earlier export, which is replaced
+    options    of some formats
     even       sizes of a training whose steps are to be even: rows are written in an order for it,
                not in that of the shards
     tokens     as in `open_packed`
     no_lock    go on if the file system has no locks
-    notify     is called with the columns of values that the format cannot hold
+    notify     is called with what the format cannot hold, before anything is written
 
-    Raises UsageError for an unknown format, an output that must not be replaced, a directory that
-    lacks what the format needs, and `even` if readers of the format do not keep an order or a step
-    has more rows than there are; DataError for a directory that is unfinished or damaged, and if
-    the disk is full.
+    Raises UsageError for an unknown format or an option that it has no use for, an output that must
+    not be replaced, a directory that lacks what the format needs, and `even` if readers of the
+    format do not keep an order or a step has more rows than there are; DataError for a directory
+    that is unfinished or damaged, and if the disk is full.
     """
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
     kind, is_tokenized = FORMATS[to], isinstance(load_any(directory), TokenizedManifest)
+    if options.rows and kind is Megatron:
+        kind = MegatronRows
     exported = open_tokenized(directory) if is_tokenized else open_packed(directory, tokens)
-    _refuse(exported, to, kind, even=even is not None)
-    columns = exported.facts.config.value_columns
-    if columns and not kind.keeps_values:
-        notify(f"--to {to} has no place for carried columns, left out: {named(columns)}")
+    _refuse(exported, to, kind, options, even=even is not None)
+    for note in kind.notes(exported, options):
+        notify(f"--to {to}: {note}")
+    parts = parts_of(exported, kind.takes)
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
-        parts: Callable[..., Iterable[Any]] = partial(kind.takes, exported)
         if even:
             parts = partial(
                 parts, order=_even_order(exported, kind.squared_lengths(exported), even)
             )
     else:
-        shards, parts = exported.shards, partial(tokenized_documents, exported)
+        shards = exported.shards
     details = {"format": to, "manifest_sha256": checksum(exported.facts.document)}
     marker = None if kind is PackedCopy else details  # a result lists its files in its manifest
     total = sum(shard.bytes for shard in shards)
@@ -99,7 +135,7 @@ def export(
         ) as folder,
         Progress(total, show=show_progress, doing="exporting") as progress,
     ):
-        writer = kind(folder, exported, even=even is not None)
+        writer = kind(folder, exported, even=even is not None, options=options)
         read = [exported]
         if isinstance(exported, View):
             read += exported.directories.values()
@@ -118,7 +154,9 @@ def export(
     return exported
 
 
-def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> None:
+def _refuse(
+    exported: Exported, to: str, kind: type[Writer], options: FormatOptions, *, even: bool
+) -> None:
     """Raise UsageError if a directory lacks what a format needs, or has what it cannot keep."""
     place, facts = exported.path, exported.facts
     if isinstance(exported, PackedDirectory):
@@ -132,7 +170,11 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
     # the first token of a piece is never trained on, whatever the format
     pieces = facts.segments if of_rows else facts.documents
     untrained = facts.tokens - pieces - facts.trained_tokens
+    given = (name for name, value in asdict(options).items() if value)
+    foreign = next((name for name in given if name not in kind.takes_options), "")
+    with_it = ", ".join(n for n, other in FORMATS.items() if foreign in other.takes_options)
     refuse([
+        (foreign, f"--{foreign}: --to {to} has no use for it", f"it is for --to {with_it}"),
         (
             even and not kind.in_order,
             f"--order even: rows of --to {to} are not read in an order of ours",
@@ -193,8 +235,16 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOpti
 
 # The output
 
-MARKER = ".packer-export.json"
+MARKER = ".packer-export"
 _PARTIAL, _NEW, _OLD = ".packer-partial", "new", "old"
+_OF_TRAIN = "train/state.json"  # in the only folder that an export has
+_HALF_MADE = re.compile(
+    r"(train/)?(data-[0-9]{5,20}\.arrow|dataset_info\.json|state\.json|dataset_dict\.json)"
+    r"|(packed|part)-[0-9]{5,20}\.(idx\.parquet|parquet|npy|mask\.npy|csv\.gz)"
+    rf"|(documents|rows)\.(bin|idx)|packer\.json|({'|'.join(COLUMNS)}|carried_[\w.~%-]+)"
+    rf"(_offsets)?\.npy|({SHARD_NAME}|{re.escape(MARKER)})(\.part)?"
+    rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES | {MANIFEST, INCOMPLETE})))}"
+)  # what exports write
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 
 
@@ -317,11 +367,15 @@ def _sizes_below(export: Path) -> dict[str, int]:
 
 
 def _refuse_foreign(export: Path) -> None:
-    """Raise UsageError for what an export's marker does not list. Without one it is half made."""
-    if (listed := _listed(export)) is None:
-        return
+    """Raise UsageError for what an export's marker does not list; without one, if it is half made,
+    for what exports do not write.
+    """
+    found, listed = _sizes_below(export), _listed(export)
+    if listed is None:
+        listed = {name: size for name, size in found.items() if _HALF_MADE.fullmatch(name)}
+        listed |= {_OF_TRAIN: found.get(_OF_TRAIN, 0)}  # whose folder may be empty yet
     folders = {str(parent) for name in listed for parent in Path(name).parents}
     expected = listed | {name: OTHER for name in folders if not (export / name).is_symlink()}
-    if names := [name for name, size in _sizes_below(export).items()
+    if names := [name for name, size in found.items()
                  if name != MARKER and size != expected.get(name)]:  # fmt: skip
         raise in_the_way(export, names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
@@ -24,10 +24,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, UsageError, named
 from packer_cli.export.rows import UnpaddedRows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
+from packer_cli.options.run_options import FormatOptions
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
@@ -53,7 +54,7 @@ from packer_cli.result.layout import (
     name_by_content,
     saved_dataset,
 )
-from packer_cli.result.manifest import to_bytes
+from packer_cli.result.manifest import Manifest, to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
@@ -68,7 +69,7 @@ from packer_cli.storage import open_bytes
 
 Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone
 
-_PART_BYTES = 1 << 30
+PART_BYTES = 1 << 30
 _MOST_VALUES = (1 << 31) - 1
 # LLaMA-Factory's collator pads input_ids, labels and attention_mask to a multiple of this, and
 # position_ids not at all ("pad_to_multiple_of ignore this").
@@ -85,6 +86,7 @@ class Writer(ABC):
     keeps_mask  whether the format can say which tokens are not trained on
     in_order    whether its readers can be told to take rows as they lie
     keeps_values  whether it has a place for columns of values
+    takes_options  fields of `FormatOptions` that it has a use for
 
     `even`: rows come in an order for such readers.
     """
@@ -94,9 +96,37 @@ class Writer(ABC):
     keeps_mask: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
     keeps_values: ClassVar[bool] = False
+    takes_options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
-        self.folder, self.exported, self.even = folder, exported, even
+    @classmethod
+    def notes(cls, exported: Exported, options: FormatOptions) -> Iterator[str]:
+        """Yield what readers of the format need to know, such as what it has no place for.
+
+        Raises UsageError if `options` do not fit the directory.
+        """
+        columns = exported.facts.config.value_columns
+        if columns and not cls.keeps_values:
+            yield f"has no place for carried columns, left out: {named(columns)}"
+        facts = exported.facts
+        if cls.takes is not documents or not isinstance(facts, Manifest):
+            return
+        if lost := facts.truncated_tokens + facts.dropped_tokens:
+            yield f"{lost:,} tokens that were cut off or dropped for the rows are missing"
+        if cls.keeps_mask and (joined := facts.segments - facts.documents) > 0:
+            yield (
+                f"pieces of documents are joined again; the first token of {joined:,} of them is "
+                "not trained on"
+            )
+
+    def __init__(
+        self,
+        folder: Path,
+        exported: Any,
+        *,
+        even: bool = False,
+        options: FormatOptions = FormatOptions(),  # noqa: B008 it is immutable
+    ) -> None:
+        self.folder, self.exported, self.even, self.options = folder, exported, even, options
 
     @classmethod
     def squared_lengths(cls, packed: PackedDirectory) -> Int64:
@@ -134,15 +164,25 @@ class Tables(Writer):
         return pa.RecordBatch.from_pydict(self.columns(part))
 
     def write(self, part: Any) -> None:
-        batch = self.batch(part)
+        self.write_batch(self.batch(part))
+
+    def write_batch(self, batch: Any) -> None:
+        """Append a record batch to the open file, or to a new one."""
         if self.parts is None:
             name = self.file_name.format
-            self.parts = Parts(self.folder, name, batch.schema, _PART_BYTES, self.start)
+            self.parts = Parts(self.folder, name, batch.schema, PART_BYTES, self.start)
         self.parts.write(batch, **self.how)
 
     def close(self) -> None:
         if self.parts is not None:
             self.parts.close()
+
+
+def eos_of(exported: Exported) -> int:
+    """Return the id that ends documents; -1, which no token has, if none is known."""
+    tokenizer = exported.facts.tokenizer
+    eos = tokenizer.eos_token_id if tokenizer else None
+    return -1 if eos is None else eos
 
 
 def with_numbers(column: ValueColumn, array: Any) -> Any:
@@ -227,8 +267,8 @@ class LlamaFactory(SavedDataset):
     needs = ("labels",)
     in_order = True
 
-    def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
-        super().__init__(folder / "train", exported, even=even)
+    def __init__(self, folder: Path, exported: Any, **how: Any) -> None:
+        super().__init__(folder / "train", exported, **how)
         self.folder.mkdir()
         (folder / DATASET_DICT).write_text(json.dumps({"splits": ["train"]}))
 
@@ -252,6 +292,39 @@ class LlamaFactory(SavedDataset):
             "labels": padded(rows.labels, IGNORED),
             "attention_mask": padded(np.repeat(numbers, rows.lengths), 0),
             "position_ids": padded(positions, 0),
+        }
+
+
+class Automodel(SavedDataset):
+    """input_ids, labels, position_ids: fixed_size_list<int32>; seq_lens, seq_lens_padded:
+    list<int32>, one row per packed row.
+
+    Rows are those of `_pad_pack` in nemo_automodel/components/datasets/llm/packed_sequence.py, for
+    `packed_thd_collater`: labels are those of the next token; padding belongs to the segment before
+    it in `seq_lens_padded`, whose positions it continues.
+    """
+
+    needs = ("labels",)
+    in_order = True
+
+    def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
+        count, width = len(rows.offsets) - 1, self.exported.max_length
+        lengths, last = rows.lengths, rows.first[1:] - 1
+        padded = lengths + -lengths % self.exported.segment_multiple
+        padded[last] += width - np.add.reduceat(padded, rows.first[:-1])
+        begins = np.cumsum(padded) - padded
+        places = _places(rows, padded - lengths)
+        ids = np.full(count * width, self.exported.facts.pad_token_id, np.int32)
+        labels = np.full(len(ids), IGNORED, np.int32)
+        ids[places] = rows.ids
+        trained = rows.labels != IGNORED
+        labels[places[trained] - 1] = rows.ids[trained]  # a segment's first token has no label
+        positions = (np.arange(len(ids)) - np.repeat(begins, padded)).astype(np.int32)
+        flat = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        return {
+            **{name: arrow(values.reshape(count, width)) for name, values in flat.items()},
+            "seq_lens": lists(rows.first, lengths.astype(np.int32)),
+            "seq_lens_padded": lists(rows.first, padded.astype(np.int32)),
         }
 
 
@@ -396,8 +469,8 @@ class Files(Writer):
     They are not mapped: on a full disk, a map ends the process instead of raising an error.
     """
 
-    def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
-        super().__init__(folder, exported, even=even)
+    def __init__(self, folder: Path, exported: Any, **how: Any) -> None:
+        super().__init__(folder, exported, **how)
         self._stack = ExitStack()
         self.begin()
 
@@ -421,30 +494,82 @@ class Megatron(Files):
     """
 
     takes = staticmethod(documents)
-    needs = ("segments",)
+    needs: ClassVar[tuple[str, ...]] = ("segments",)
     keeps_mask = False
+    takes_options: ClassVar[tuple[str, ...]] = ("rows",)
+    name = "documents"
+
+    @property
+    def count(self) -> int:
+        """The number of sequences."""
+        return int(self.exported.facts.documents)
 
     def begin(self) -> None:
-        count = self.exported.facts.documents
-        begin = header(_MEGATRON_TOKENS, count, count + 1)
-        (self.folder / "documents.idx").write_bytes(begin)
-        self._tokens = self.open("documents.bin")
+        begin = header(_MEGATRON_TOKENS, self.count, self.count + 1)
+        (self.folder / f"{self.name}.idx").write_bytes(begin)
+        self._tokens = self.open(f"{self.name}.bin")
         # the index has three parts, each written from its own offset on
         at, self._index = len(begin), []
-        for size in sections(count, count + 1):
-            self._index.append(self.open("documents.idx", "r+b"))
+        for size in sections(self.count, self.count + 1):
+            self._index.append(self.open(f"{self.name}.idx", "r+b"))
             self._index[-1].seek(at)
             at += size
         self._seen = 0
         self._index[2].write(bytes(8))
 
     def write(self, part: UnpaddedRows) -> None:
-        before, self._seen = self._seen, self._seen + len(part.lengths)
+        self.write_sequences(part.ids, np.diff(part.offsets))
+
+    def write_sequences(self, ids: Any, sizes: Int64) -> None:
+        """Append sequences: ids int32[T], of `sizes` int64[n]."""
+        before, self._seen = self._seen, self._seen + len(sizes)
         lengths, pointers, boundaries = self._index
-        lengths.write(part.lengths.astype("<i4").tobytes())
-        pointers.write((self._tokens.tell() + part.offsets[:-1] * 4).astype("<i8").tobytes())
+        lengths.write(sizes.astype("<i4").tobytes())
+        begins = self._tokens.tell() + (np.cumsum(sizes) - sizes) * 4
+        pointers.write(begins.astype("<i8").tobytes())
         boundaries.write(np.arange(before + 1, self._seen + 1, dtype="<i8").tobytes())
-        self._tokens.write(part.ids.astype(_MEGATRON_TOKENS).tobytes())
+        self._tokens.write(ids.astype(_MEGATRON_TOKENS).tobytes())
+
+
+class MegatronRows(Megatron):
+    """Token ids int32 end to end; a sequence is a row of L tokens, with its padding at the end.
+
+    `GPTDataset` in megatron/core/datasets/gpt_dataset.py, and in forks of it, cuts the stream of
+    sequences into samples of L tokens, each with the first token of the next as the target of its
+    last. So with `--seq-length L` samples are rows, and documents are apart by EOS, with
+    `--reset-position-ids --reset-attention-mask --eod-mask-loss`.
+    """
+
+    takes = staticmethod(rows_of_shards)
+    needs: ClassVar[tuple[str, ...]] = ()
+    name = "rows"
+
+    @classmethod
+    def notes(cls, exported: Exported, options: FormatOptions) -> Iterator[str]:
+        yield from super().notes(exported, options)
+        assert isinstance(exported, PackedDirectory)  # noqa: S101 a format of rows
+        eos, width, unended = eos_of(exported), exported.max_length, 0
+        for part in rows_of_shards(exported, lambda size: None):
+            last = part.segment_offsets[1:] - 1
+            unended += int((part.ids[last] != eos).sum())
+        if unended:
+            yield (
+                f"{unended:,} segments do not end in EOS: Megatron does not set them apart from "
+                "the next one in their row"
+            )
+        samples = (exported.facts.rows * width - 1) // width
+        yield f"{samples:,} samples of --seq-length {width} in an epoch"
+
+    @property
+    def count(self) -> int:
+        return int(self.exported.facts.rows)
+
+    def write(self, part: UnpaddedRows) -> None:
+        count, width = len(part.offsets) - 1, self.exported.max_length
+        ids = np.full((count, width), self.exported.facts.pad_token_id, np.int32)
+        used = np.diff(part.offsets)
+        ids[np.arange(width) < used[:, None]] = part.ids
+        self.write_sequences(ids, np.full(count, width))
 
 
 class Numpy(Files):
@@ -540,8 +665,8 @@ class PackedCopy(Writer):
     takes = staticmethod(units)
     keeps_values = True
 
-    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
-        super().__init__(folder, packed, even=even)
+    def __init__(self, folder: Path, packed: PackedDirectory, **how: Any) -> None:
+        super().__init__(folder, packed, **how)
         if not isinstance(packed, View):
             raise UsageError(f"{packed.path}: is packed, and no view", "copy the directory")
         self._view, self._shards = packed, list[Shard]()
@@ -605,16 +730,3 @@ class PackedCopy(Writer):
             },
         }
         (self.folder / MANIFEST).write_bytes(to_bytes(document))
-
-
-FORMATS: dict[str, type[Writer]] = {
-    "trl": Trl,
-    "llamafactory": LlamaFactory,
-    "axolotl": Axolotl,
-    "megatron": Megatron,
-    "megatron-bridge": MegatronBridge,
-    "numpy": Numpy,
-    "parquet": Parquet,
-    "unpacked": Unpacked,
-    "packed": PackedCopy,
-}

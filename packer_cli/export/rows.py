@@ -44,8 +44,9 @@ class UnpaddedRows:
     labels   int32[T], unshifted; None when the directory has none
     lengths  int64[s], tokens of each segment
     first    int64[rows + 1]: row r has the segments first[r] .. first[r + 1]
-    values  gives a column of values as it is stored: [T], or of records [s]; each with K values or
+    values   gives a column of values as it is stored: [T], or of records [s]; each with K values or
              with one
+    origins  int64[2, s], the input and the position in it of documents; None of rows
     """
 
     ids: Int32
@@ -53,6 +54,7 @@ class UnpaddedRows:
     lengths: Int64
     first: Int64
     values: Callable[[ValueColumn], Any]
+    origins: Int64 | None = None
 
     @cached_property
     def segment_offsets(self) -> Int64:
@@ -192,7 +194,14 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[UnpaddedRows]:
                 values = of(kind)
                 return values[begins] if kind.is_of_segments else values
 
-            yield UnpaddedRows(ids, labels, tokens[chunk], np.arange(len(chunk) + 1), values)
+            yield UnpaddedRows(
+                ids,
+                labels,
+                tokens[chunk],
+                np.arange(len(chunk) + 1),
+                values,
+                grouped.segments[:2, first[chunk]],
+            )
     if count != expected:
         raise DataError(
             f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
@@ -253,9 +262,23 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[U
             ids, offsets = lists_of(batch, "input_ids")
             values = partial(values_in, batch)
             yield UnpaddedRows(
-                ids, labels_in(batch), np.diff(offsets), np.arange(len(batch) + 1), values
+                ids,
+                labels_in(batch),
+                np.diff(offsets),
+                np.arange(len(batch) + 1),
+                values,
+                np.stack([batch.column(name).to_numpy() for name in ("file", "position")]),
             )
             read(shard.bytes * len(batch) // shard.rows)
+
+
+def parts_of(
+    exported: PackedDirectory | TokenizedDirectory, takes: Callable[..., Iterable[Any]]
+) -> Callable[..., Iterable[Any]]:
+    """Return the function of `Read` that yields the parts that a format takes of a directory."""
+    if isinstance(exported, PackedDirectory):
+        return partial(takes, exported)
+    return partial(tokenized_documents, exported)
 
 
 def _has_labels(packed: PackedDirectory) -> bool:

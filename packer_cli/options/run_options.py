@@ -13,7 +13,9 @@ from typer import Option
 
 from packer_cli.options.option import (
     COUNT,
+    PAIRS,
     OptionGroup,
+    Pairs,
     Rule,
     as_option,
     choice,
@@ -236,3 +238,39 @@ class StepOptions(OptionGroup):
     def without_hidden_size(self) -> Rule:
         """The rule of commands that compare what rows cost."""
         return needs("--ranks", self.ranks, "--hidden-size", self.hidden_size)
+
+
+@dataclass(frozen=True)
+class FormatOptions(OptionGroup):
+    """Options of some formats of exports."""
+
+    names: Annotated[
+        Pairs,
+        PAIRS,
+        Option(
+            "--names",
+            metavar="NEW=OLD",
+            help="With --to documents: call a column otherwise, as in tokens=input_ids. May be "
+            "repeated.",
+        ),
+    ] = ()
+    weights: Annotated[
+        bool,
+        Option(
+            "--weights",
+            help="With --to documents: write loss_weights, those that are carried or 1, and 0 "
+            "where a token is not trained on.",
+        ),
+    ] = False
+    shift: Annotated[
+        bool,
+        Option(
+            "--shift",
+            help="With --to documents: write masks and weights of a token at the one before it, "
+            "which predicts it.",
+        ),
+    ] = False
+    rows: Annotated[
+        bool,
+        Option("--rows", help="With --to megatron: write rows with their padding, not documents."),
+    ] = False

@@ -171,7 +171,7 @@ class ReferenceEngine:
         return self._facts.vocabulary_size
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token; None if there is no such token."""
+        """Return the id of a token; None if it is unknown."""
         if token not in self._facts.ids:
             self._facts.ids[token] = self.tokenizer.token_to_id(token)
         return self._facts.ids[token]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,16 @@ def export(directory: Path, to: str, output: Path, *options: object) -> Path:
     tokens = open_packed(directory).manifest["tokens"]
     assert result.stdout.startswith(f"{output}: ")
     assert f"{tokens:,} tokens" in result.stdout
-    assert result.stderr == ""
+    manifest = open_packed(directory).manifest
+    lost = manifest.get("truncated_tokens", 0) + manifest.get("dropped_tokens", 0)
+    joined = manifest["segments"] - manifest["documents"] if to in MASKED_DOCUMENTS else 0
+    notes = [
+        *([f"{lost:,} tokens that were cut off or dropped for the rows are missing"]
+          if lost and to in OF_DOCUMENTS else []),
+        *([f"pieces of documents are joined again; the first token of {joined:,} of them is not "
+           "trained on"] if joined else []),
+    ]  # fmt: skip
+    assert result.stderr.splitlines() == [f"packer: --to {to}: {note}" for note in notes]
     assert [path.name for path in output.parent.iterdir()] == [output.name]
     return output
 
@@ -134,11 +143,28 @@ def read_axolotl(folder: Path) -> list[list[Piece]]:
     return [[one] for one in zip(table["input_ids"], table["labels"], strict=True)]
 
 
+def read_automodel(folder: Path) -> list[list[Piece]]:
+    """By the rules of `_pad_pack`: shifted labels, and padding that belongs to a segment."""
+    table, rows = table_of(folder), []
+    assert list(table) == ["input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded"]
+    for ids, shifted, positions, lengths, padded in zip(*table.values(), strict=True):
+        assert sum(padded) == len(ids) == len(shifted) == L
+        assert positions == [place for length in padded for place in range(length)]
+        parts = zip(cut(ids, padded), cut(shifted, padded), lengths, strict=True)
+        row = []
+        for its_ids, its_labels, length in parts:
+            assert {*its_labels[length - 1 :]} == {-100}
+            row.append((its_ids[:length], [-100, *its_labels[: length - 1]]))
+        rows.append(row)
+    return rows
+
+
 OF_ROWS: dict[str, Callable[[Path], list[list[Piece]]]] = {
     "trl": read_trl,
     "llamafactory": read_llamafactory,
     "megatron-bridge": read_megatron_bridge,
     "axolotl": read_axolotl,
+    "automodel": read_automodel,
 }
 
 
@@ -201,8 +227,8 @@ def documents_of(directory: Path) -> list[list[int]]:
     return [json.loads(line)["input_ids"][-L:] for line in lines]
 
 
-def read_megatron(folder: Path) -> list[list[int]]:
-    index = (folder / "documents.idx").read_bytes()
+def read_megatron(folder: Path, name: str = "documents") -> list[list[int]]:
+    index = (folder / f"{name}.idx").read_bytes()
     header, version, code, sequences, boundaries = struct.unpack_from("<9sQBQQ", index)
     assert (header, version, code) == (b"MMIDIDX\0\0", 1, 4)
     lengths = np.frombuffer(index, np.int32, sequences, 34)
@@ -211,8 +237,22 @@ def read_megatron(folder: Path) -> list[list[int]]:
     assert len(index) == 34 + 12 * sequences + 8 * boundaries
     assert ends.tolist() == list(range(sequences + 1))
     assert pointers.tolist() == [0, *(np.cumsum(lengths, dtype=np.int64) * 4).tolist()[:-1]]
-    tokens = np.fromfile(folder / "documents.bin", np.int32)
+    tokens = np.fromfile(folder / f"{name}.bin", np.int32)
     return cut(tokens.tolist(), lengths.tolist())
+
+
+def test_rows_for_megatron(packed: Path, tmp_path: Path) -> None:
+    """A sequence is a row: its segments end to end, then padding."""
+    result = packer("export", packed, "--to", "megatron", "--rows", "-o", tmp_path / "out")
+    if "labels" in (packed.parent / "data.jsonl").read_text():
+        assert_error(result, 2, "are not to be trained on, which --to megatron cannot say")
+        return
+    expected = [[*chain(*(ids for ids, _ in row))] for row in rows_of_segments(packed)]
+    pad = open_packed(packed).facts.pad_token_id
+    found = read_megatron(tmp_path / "out", "rows")
+    assert found == [ids + [pad] * (L - len(ids)) for ids in expected]
+    assert f"{len(found) - 1:,} samples of --seq-length {L}" in result.stderr
+    assert "segments do not end in EOS" in result.stderr
 
 
 def read_unpacked(folder: Path) -> list[list[int]]:
@@ -220,6 +260,7 @@ def read_unpacked(folder: Path) -> list[list[int]]:
     return documents
 
 
+MASKED_DOCUMENTS = ("unpacked",)
 OF_DOCUMENTS = {"megatron": read_megatron, "unpacked": read_unpacked}
 
 
@@ -263,7 +304,7 @@ def test_a_document_more_or_less_shows(small: Path, to: str) -> None:
 @pytest.mark.parametrize("to", ["trl", "llamafactory", "megatron-bridge"])
 def test_files_of_limited_size(folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """Rows come in a record batch of a unit, and here each begins a file."""
-    monkeypatch.setattr("packer_cli.export.formats._PART_BYTES", 1)
+    monkeypatch.setattr("packer_cli.export.formats.PART_BYTES", 1)
     Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(200)))
     command = ["pack", "data.jsonl", "-l", L, "-t", "bytes", "-o", "packed", "-q"]
     succeeds(*command, "--unit-bytes", "1K")
@@ -285,13 +326,14 @@ SOURCES = {
     "bare": "input_ids,cu_seqlens", "masked": "input_ids,cu_seqlens,segments", "tokens": None,
 }  # fmt: skip
 MASK = "1 of its tokens are not to be trained on, which --to "
+DOCUMENTS = ("megatron", "unpacked", "documents", "olmo")
 NEEDS = {  # of each source, the error by format; others are written
     "bare": {
-        **dict.fromkeys(("megatron", "unpacked"), "bare: has no column segments, which --to "),
+        **dict.fromkeys(DOCUMENTS, "bare: has no column segments, which --to "),
         **dict.fromkeys(OF_ROWS, "bare: has no column labels, which --to "),
     },
     "masked": {
-        **dict.fromkeys(("megatron", "unpacked"), f"masked: {MASK}"),
+        **dict.fromkeys(DOCUMENTS, f"masked: {MASK}"),
         **dict.fromkeys(OF_ROWS, "masked: has no column labels, which --to "),
     },
     "tokens": {
@@ -382,9 +424,15 @@ def carried_in_unpacked(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def carried_in_documents(folder: Path) -> list[dict[str, Any]]:
+    (file,) = files_of(folder)
+    found: list[dict[str, Any]] = pq.read_table(folder / file).to_pylist()
+    return found
+
+
 OF_CARRIED: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "trl": carried_in_trl, "parquet": carried_in_parquet, "numpy": carried_in_numpy,
-    "unpacked": carried_in_unpacked,
+    "unpacked": carried_in_unpacked, "documents": carried_in_documents,
 }  # fmt: skip
 
 
@@ -395,13 +443,13 @@ def test_carried_columns(folder: Path, to: str) -> None:
     succeeds("pack", *options, "-q", "-o", "packed")
     succeeds("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens")
     succeeds("pack", "tokens", "-l", 32, "--segment-multiple", 4, "--view", "-q", "-o", "view")
-    for source in ("packed", "view", *(["tokens"] if to == "unpacked" else [])):
+    for source in ("packed", "view", *(["tokens"] if to in ("unpacked", "documents") else [])):
         result = succeeds("export", source, "--to", to, "-o", f"{source}-out")
         if to not in OF_CARRIED:
-            note = f"packer: --to {to} has no place for carried columns, left out: logprobs, rank,"
+            note = f"packer: --to {to}: has no place for carried columns, left out: logprobs, rank,"
             assert result.stderr.startswith(note)
             continue
-        assert result.stderr == ""
+        assert "left out" not in result.stderr
         found = OF_CARRIED[to](Path(f"{source}-out"))
         assert sum(len(one["input_ids"]) for one in found) == open_tokens("packed")
         for one in found:

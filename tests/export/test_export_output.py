@@ -136,10 +136,20 @@ def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
         assert json.loads(Path("out", MARKER).read_text())["format"] == to
 
 
-def test_a_half_made_export_is_made_again(small: Path) -> None:
+@pytest.mark.parametrize("name", ["notes.txt", "mine/data-00000.arrow"])
+def test_what_others_put_into_a_half_made_export_stays(small: Path, name: str) -> None:
     command = ["export", str(small), "-o", "out", "--to", "trl"]
     faulty("at_step(5, kill)", *command)
-    assert list(Path().glob("out.packer-partial/*/new/*"))
+    (work,) = Path().glob("out.packer-partial/*/new")
+    assert list(work.iterdir())
+    mine = work / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_bytes(b"mine")
+    assert_error(packer(*command), 2, "new: holds files that packer did not make, or", name)
+    assert mine.read_bytes() == b"mine"
+    mine.unlink()
+    if mine.parent.name == "mine":
+        mine.parent.rmdir()
     succeeds(*command)
     assert not Path("out.packer-partial").exists()
 

@@ -18,7 +18,13 @@ from recipes import pack_records, run
 from support import recover_documents
 from tiny_models import number_tokenizer, tiny_llama
 from torch.utils.data import BatchSampler, SequentialSampler
-from trainer_imports import allow_llamafactory, axolotl_batches, axolotl_prepared, bridge_datasets
+from trainer_imports import (
+    allow_llamafactory,
+    axolotl_batches,
+    axolotl_prepared,
+    bridge_datasets,
+    olmo_data,
+)
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -98,6 +104,61 @@ def test_megatron_indexes_the_documents(packed: Path, tmp_path: Path) -> None:
     assert len(dataset) == len(documents)
     assert dataset.document_indices.tolist() == list(range(len(documents) + 1))
     assert sorted(document.tolist() for document in dataset) == sorted(documents)
+
+
+def test_megatron_indexes_rows(packed: Path, tmp_path: Path) -> None:
+    indexed = import_module("megatron.core.datasets.indexed_dataset")
+    run("export", packed, "--to", "megatron", "--rows", "--output", tmp_path / "out")
+    dataset, width = indexed.IndexedDataset(f"{tmp_path}/out/rows"), L
+    rows = [[token for ids, _ in row for token in ids] for row in rows_of_segments(packed)]
+    pad = open_packed(packed).facts.pad_token_id
+    assert [row.tolist() for row in dataset] == [ids + [pad] * (width - len(ids)) for ids in rows]
+
+
+def test_olmo_core_reads_documents_and_masks(
+    supervised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the lines of each document, and in instances of its own length with their labels."""
+    utils, numpy_dataset = olmo_data(monkeypatch)
+    folder = Path(export(supervised, "olmo", tmp_path / "out"))
+    expected = load_from_disk(export(supervised, "unpacked", tmp_path / "unpacked"))
+    array, kind = folder / "part-00000.npy", np.uint32
+    found = list(utils.iter_document_indices(array, dtype=kind, use_array_if_local=False))
+    assert [end - begin for begin, end in found] == [len(ids) for ids in expected["input_ids"]]
+    dataset = numpy_dataset.NumpyFSLDataset(
+        array, sequence_length=L, pad_token_id=0, eos_token_id=VOCABULARY,
+        vocab_size=VOCABULARY + 1, dtype=kind, label_mask_paths=[folder / "part-00000.mask.npy"],
+    )  # fmt: skip
+    dataset.prepare()
+    ids, labels = (
+        [token for one in expected[name] for token in one] for name in ("input_ids", "labels")
+    )
+    assert len(dataset) == len(ids) // L
+    for number, item in enumerate(dataset):
+        its = slice(number * L, number * L + L)
+        assert item["input_ids"].tolist() == ids[its]
+        batch = {name: value[None] for name, value in item.items() if hasattr(value, "dim")}
+        assert utils.get_labels(batch)[0].tolist() == [*labels[its][1:], -100]
+
+
+def test_automodel_collates_the_rows(supervised: Path, tmp_path: Path) -> None:
+    collate = import_module("nemo_automodel.components.datasets.utils").packed_sequence_thd_collater
+    dataset = load_from_disk(export(supervised, "automodel", tmp_path / "out"))
+    rows = rows_of_segments(supervised)
+    for first in range(0, len(rows), 3):
+        own = rows[first : first + 3]
+        batch = collate([dataset[number] for number in range(first, first + len(own))])
+        assert batch["qkv_format"] == "thd"
+        for at, row in enumerate(own):
+            lengths = [len(ids) for ids, _ in row]
+            seen = [one for one in batch["seq_lens"][at].tolist() if one >= 0]
+            padded = [one for one in batch["seq_lens_padded"][at].tolist() if one >= 0]
+            assert seen == lengths
+            assert sum(padded) == L
+            ids = [token for ids, _ in row for token in ids]
+            targets = [token for _, labels in row for token in [*labels[1:], -100]]
+            assert batch["input_ids"][at].tolist()[: len(ids)] == ids
+            assert batch["labels"][at].tolist() == targets + [-100] * (L - len(targets))
 
 
 def test_datasets_maps_what_was_unpacked(supervised: Path, tmp_path: Path) -> None:

@@ -40,6 +40,22 @@ def bridge_datasets(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("megatron.bridge.data.datasets.sft")
 
 
+def olmo_data(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """OLMo-core's modules (utils, numpy_dataset) of data, for local files."""
+    client = type("Client", (), {"recoverable_errors": ()})
+    for name in ("cached_path", "cached_path.schemes"):
+        module = ModuleType(name)
+        vars(module).update(
+            cached_path=lambda path, **_: path,
+            S3Client=client,
+            SchemeClient=client,
+            add_scheme_client=None,
+        )
+        monkeypatch.setitem(sys.modules, name, module)
+    names = ("utils", "numpy_dataset")
+    return [import_module(f"olmo_core.data.{name}") for name in names]
+
+
 def axolotl_prepared(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, **config: Any) -> Any:
     """(settings, data set) that axolotl makes of its configuration."""
     schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig

@@ -9,6 +9,7 @@ prints all of them.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import random
@@ -228,7 +229,9 @@ def _is_total(key: str, value: Any) -> bool:
 
 
 def _content(path: Path) -> bytes:
-    """A Parquet file's rows, for its bytes name the library that wrote them."""
+    """A Parquet file's rows, and a compressed file's text: bytes depend on the libraries."""
+    if path.suffix == ".gz":
+        return gzip.decompress(path.read_bytes())
     if path.suffix != ".parquet":
         return path.read_bytes()
     return json.dumps(pa.parquet.read_table(path).to_pylist()).encode()
@@ -274,6 +277,9 @@ GOLDEN = {
     "exported to trl": "3ce598739190f1bd1e50e296a97b239c 4f53cda18c2baa0c",
     "exported to llamafactory": "f03b10caf1fa45c92841528a6ff77541 4f53cda18c2baa0c",
     "exported to axolotl": "b7f75a12e0c4875ac574639f84b04b54 4f53cda18c2baa0c",
+    "exported to automodel": "0986fd24dfad63972d273533579e24c6 4f53cda18c2baa0c",
+    "exported to documents": "5f61b35da07c8c99a97b0b0a594b32a4 4f53cda18c2baa0c",
+    "exported to olmo": "c82977288a8f13a69cf3b2b9e28a6124 4f53cda18c2baa0c",
     "exported to megatron": "51b7e49fb7fab45eb9749cf584c772a8 4f53cda18c2baa0c",
     "exported to megatron-bridge": "57c6db471209ff6d4625b3b30ed08d08 4f53cda18c2baa0c",
     "exported to numpy": "9e80c08e040ebfbb265819b083dcaa49 4f53cda18c2baa0c",

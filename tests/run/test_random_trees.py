@@ -18,7 +18,7 @@ from support import jsonl, packer, succeeds
 from packer_cli.result.layout import ID
 
 pytestmark = pytest.mark.usefixtures("folder")
-UNRECORDED = (".packer-export.json",)  # what they hold is told by itself
+UNRECORDED = (".packer-export",)  # what they hold is told by itself
 TREES = int(os.environ.get("PACKER_TREES", "20"))
 
 
@@ -29,7 +29,7 @@ NAMES = (
     "manifest.json", "manifest.incomplete.json", "state.json", "dataset_info.json", "units.jsonl",
     "rejected.jsonl", "tokenizer.json", "tokenizer_config.json",
     "chat_template.jinja", "shard-00000-000.arrow", "shard-00000-000.arrow.part",
-    "shard-99999-999.arrow", "notes.txt", "folder/notes.txt", ".packer-export.json",
+    "shard-99999-999.arrow", "notes.txt", "folder/notes.txt", ".packer-export",
     "input_ids.npy", "labels.npy", "lock", "staged.json", "result", "result/manifest.json", "old/x",
     "squared_lengths.npy", "weights.npy",
     f"{ID}/notes", f"{ID}/new/notes", f"{ID}/new/weights.npy", f"{ID}/new/train/notes",
