@@ -122,7 +122,7 @@ def _view_of_index(settings: Settings, count: int, most: float, most_gb: float) 
     )
 
 
-def _plain_write(path: Path, size: int) -> float:
+def plain_write(path: Path, size: int) -> float:
     """Seconds to write and fsync so many bytes, one after the other."""
     block = os.urandom(1 << 20)
     os.sync()
@@ -154,7 +154,7 @@ def _again(settings: Settings) -> None:
             shards.append(done.seconds)
             peak = max(peak, done.peak)
             written = sum(path.stat().st_size for path in output.glob("shard-*.arrow"))
-            disk.append(_plain_write(output.parent / "plain", written))
+            disk.append(plain_write(output.parent / "plain", written))
             (output.parent / "plain").unlink()
             say(f"text {raw[-1]:.2f} s, view {view[-1]:.2f} s, shards {shards[-1]:.2f} s, "
                 f"plain write {disk[-1]:.2f} s")  # fmt: skip
