@@ -48,9 +48,9 @@ class AttentionCost(Struct, frozen=True):
     @property
     def spread(self) -> dict[str, float]:
         """Coefficient of variation and max / mean, of one row at least."""
+        total = self.sum or 1  # a damaged manifest may have none
         variance = max(self.rows * self.sum_of_squares - self.sum * self.sum, 0)
-        over_mean = self.max * self.rows / self.sum
-        return {"cv": math.sqrt(variance) / self.sum, "max_over_mean": over_mean}
+        return {"cv": math.sqrt(variance) / total, "max_over_mean": self.max * self.rows / total}
 
 
 def deviations(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[int, int]:
