@@ -30,16 +30,20 @@ another copy those of the others: logits of the documents in between must not ch
 document of a row precedes everything that the second copy changes, so a change there is noise:
 experts, for example, compute together the tokens that the router sends them. If logits elsewhere
 change more than ten times as much, one document has seen another. This takes three forward passes.
+
+Then it looks for the reason. If documents are apart without some of what makes transformers ignore
+boundaries (`_REMEDIES`), the batch is the reason. Otherwise a layer is: the first whose output
+changes though its input does not.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,7 +56,8 @@ _NUMBERS = (("position_ids", 1), ("seq_idx", 0), ("document_ids", 0))  # and how
 
 
 def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
-    """Raise UsageError if a document of the batch sees another: `check_isolation(model, batch)`.
+    """Raise UsageError if a document of the batch sees another, and say what in the batch or which
+    layer is the reason: `check_isolation(model, batch)`.
 
     model  on any device, in any mode. It is called as `model(**batch)` without labels and returns
            logits [rows, length, vocabulary], by themselves, first in a tuple or as `.logits`. Its
@@ -72,32 +77,140 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     odd = numbers % 2 == 1
     if not bool(odd.any()):
         raise UsageError(
-            "check_isolation: no row of the batch has two documents", "give it other rows"
+            "check_isolation: no row of the batch has two documents: packing is off, or each fills "
+            "a row",
+            "give it other rows",
         )
     parameters = list(getattr(model, "parameters", list)())
     device = next((parameter.device for parameter in parameters), ids.device)
     halves = {p.dtype for p in parameters if p.is_floating_point() and p.itemsize == 2}
-    # share of the largest logit that rounding may change, even if the noise is 0
+    # share of the largest value that rounding may change, even if the noise is 0
     tolerance = max(1e-6, *(torch.finfo(dtype).eps for dtype in halves), 0)
     inputs = {name: _to(value, device) for name, value in batch.items() if name not in _LABELS}
+    copies = [tokens.to(device) for tokens in (ids, torch.where(odd, ids, replaced),
+                                               torch.where(odd, replaced, ids))]  # fmt: skip
+    places = numbers.cpu()
+
+    def changes(batch: dict[str, Any]) -> _Changes:
+        return _Changes.of((_logits(model, batch | {"input_ids": one}) for one in copies), places)
+
+    def is_remedied_by(names: Iterable[str]) -> bool:
+        try:
+            return not changes(_remedied(inputs, names, numbers)).exceed(tolerance)
+        except Exception:  # a model of your own, which may not take the other batch
+            return False
+
     with _restored(model):
-        before = _logits(model, inputs)
+        logits = changes(inputs)
+        if not logits.noise <= 0.01 * logits.scale:
+            raise UsageError(
+                f"check_isolation: logits differ by {logits.noise:.2g} before anything that was "
+                "changed",
+                "it cannot check a model that looks ahead, or that is random by itself",
+            )
+        if not logits.exceed(tolerance):
+            return
+        tip = "choose the collator by docs/training.md, and give it config=model.config"
+        if is_remedied_by(needed := [*_REMEDIES]):
+            for name in _REMEDIES:
+                if is_remedied_by(others := [other for other in needed if other != name]):
+                    needed = others
+            reason = f" because of {' and '.join(needed)}"
+            tip = f"{'; '.join(_REMEDIES[name] for name in needed)}; or {tip}"
+        else:
+            runs = [_projections(model, inputs | {"input_ids": one}) for one in copies]
+            layer = next((
+                name for name in runs[0] if [
+                    _Changes.of((run[name][end] for run in runs), places).exceed(tolerance)
+                    for end in (0, 1)
+                ] == [False, True]
+            ), "")  # fmt: skip
+            reason = layer and f", first in {layer}"
+    raise UsageError(
+        f"check_isolation: documents see each other{reason}: the tokens of another change logits "
+        f"by {logits.seen:.2g}, and the largest is {logits.scale:.2g}",
+        tip,
+    )
+
+
+class _Changes(NamedTuple):
+    """The largest changes of values at places that keep their tokens.
+
+    seen   after places of another document that were changed
+    noise  before all that were changed
+    scale  the largest value itself
+    """
+
+    seen: float
+    noise: float
+    scale: float
+
+    @classmethod
+    def of(cls, values: Iterator[Any], numbers: Any) -> _Changes:
+        """Compare values [rows, length, n]: first as they are, then with other tokens in even
+        documents, then with other tokens in odd ones. The last two are overwritten.
+        """
+        before = next(values)
         scale = float(before.abs().max())
-        by_even = _change(model, inputs, torch.where(odd, ids, replaced), before)
-        by_odd = _change(model, inputs, torch.where(odd, replaced, ids), before)
-    noise = _largest(by_odd, numbers == 0)
-    seen = max(_largest(by_even, odd), _largest(by_odd, ~odd & (numbers > 0)))
-    if not noise <= 0.01 * scale:
-        raise UsageError(
-            f"check_isolation: logits differ by {noise:.2g} before anything that was changed",
-            "it cannot check a model that looks ahead, or that is random by itself",
-        )
-    if seen > 10 * noise + tolerance * scale:
-        raise UsageError(
-            f"check_isolation: documents see each other: the tokens of another change logits by "
-            f"{seen:.2g}, and the largest is {scale:.2g}",
-            "choose the collator by docs/training.md, and give it config=model.config",
-        )
+        by_even, by_odd = (after.sub_(before).abs_().amax(dim=-1).float().cpu() for after in values)
+        odd = numbers % 2 == 1
+        seen = max(_largest(by_even, odd), _largest(by_odd, ~odd & (numbers > 0)))
+        return cls(seen, _largest(by_odd, numbers == 0), scale)
+
+    def exceed(self, tolerance: float) -> bool:
+        """Return True if one document has seen another."""
+        return self.seen > 10 * self.noise + tolerance * self.scale
+
+
+# what makes models of transformers ignore boundaries
+_REMEDIES = {
+    "attention_mask": "leave the 2-D attention_mask out",
+    "use_cache": "add use_cache=False",
+    "position_ids": "let position_ids restart in each document",
+}
+
+
+def _remedied(batch: dict[str, Any], names: Iterable[str], numbers: Any) -> dict[str, Any]:
+    """Return the batch with these remedies."""
+    batch = dict(batch)
+    if "attention_mask" in names and getattr(batch.get("attention_mask"), "ndim", 0) == 2:
+        del batch["attention_mask"]
+    if "use_cache" in names:
+        batch["use_cache"] = False
+    if "position_ids" in names:
+        batch["position_ids"] = _places_within(numbers).to(batch["input_ids"].device)
+    return batch
+
+
+def _projections(model: Any, batch: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return (input, output) of each module, "name (class)", as one number for each place,
+    float32[rows, length, 1], in the order in which modules return.
+    """
+    shape, found = batch["input_ids"].shape, dict[str, tuple[Any, Any]]()
+
+    def projection(values: Iterable[Any]) -> Any:
+        for value in values:
+            if torch.is_tensor(value) and value.is_floating_point() and value.shape[:2] == shape:
+                flat = value.float().reshape(*shape, -1)
+                weights = torch.arange(flat.shape[-1], device=flat.device).cos()
+                return (flat @ weights)[..., None].cpu()
+        return torch.zeros(*shape, 1)
+
+    def keep(name: str, module: Any, args: Any, named_args: Any, output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        key = f"{name} ({type(module).__name__})"
+        found[key] = projection((*args, *named_args.values())), projection(outputs)
+
+    hooks = [
+        module.register_forward_hook(partial(keep, name), with_kwargs=True)
+        for name, module in getattr(model, "named_modules", list)()
+    ]
+    try:
+        _logits(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def _document_numbers(batch: Mapping[str, Any]) -> Any:
@@ -115,7 +228,7 @@ def _document_numbers(batch: Mapping[str, Any]) -> Any:
             begins[:, 1:] |= values[:, 1:] != values[:, :-1] + step
     if not known:
         raise UsageError(
-            "check_isolation: the batch has no boundaries of documents",
+            f"check_isolation: the batch has no boundaries of documents: it has {named(batch)}",
             "give it the batch of a collator of packer_cli.torch",
         )
     return (begins.cumsum(dim=1) - 1).to(batch["input_ids"].device)
@@ -133,12 +246,6 @@ def _logits(model: Any, batch: dict[str, Any]) -> Any:
     if hasattr(output, "logits"):
         return output.logits
     return output[0] if isinstance(output, tuple) else output
-
-
-def _change(model: Any, batch: dict[str, Any], ids: Any, before: Any) -> Any:
-    """Return the largest change of each place's logits with other tokens, float32[rows, length]."""
-    after = _logits(model, batch | {"input_ids": ids.to(batch["input_ids"].device)})
-    return after.sub_(before).abs_().amax(dim=-1).float().cpu()
 
 
 def _largest(change: Any, places: Any) -> float:
@@ -334,9 +441,13 @@ def _kinds(config: Any) -> list[str]:
 
 def _chunks(document_ids: Any, size: int) -> Any:
     """Number the chunks of each document of a row: int64[b, length]."""
+    return document_ids * document_ids.shape[1] + _places_within(document_ids) // size
+
+
+def _places_within(document_ids: Any) -> Any:
+    """Number the places of each document of a row: int64[b, length]."""
     length = document_ids.shape[1]
     places = torch.arange(length, device=document_ids.device).expand_as(document_ids)
     begins = torch.ones_like(document_ids, dtype=torch.bool)
     begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    first = torch.where(begins, places, 0).cummax(dim=1).values
-    return document_ids * length + (places - first) // size
+    return places - torch.where(begins, places, 0).cummax(dim=1).values

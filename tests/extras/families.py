@@ -4,7 +4,8 @@ packer_cli/torch/families.txt, which collators read.
     python tests/extras/families.py      writes both anew; test_families.py holds them to it
 
 Every cell is run: the packed batch's logits and loss against those of its documents one by one. The
-file has further model types of transformers, of which only logits are compared.
+file has further model types of transformers, of which only logits are compared: those of text, and
+those that also take images, as models of their own and around a model of text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ import pytest
 import torch
 import transformers as hf
 from stand_ins import pretend_flash_attention, pretend_flex_attention, pretend_kernels
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from packer_cli.errors import UsageError
 from packer_cli.torch import (
@@ -57,9 +61,24 @@ NEXT = {"layer_types": ["linear_attention", "full_attention"], "linear_num_value
         "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16}  # fmt: skip
+LINEAR = {name: size for name, size in NEXT.items() if "expert" not in name}
+KDA = {"linear_head_dim": 16, "linear_num_heads": 2,
+       "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
+# the third and fourth layer take the keys and values of the first and second
+SHARED = SLIDING_FIRST | {
+    "num_hidden_layers": 4, "layer_types": SLIDING_FIRST["layer_types"] * 2,
+    "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": V,
+}  # fmt: skip
 CHUNKED = {"attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 48,
            "no_rope_layers": [1, 0], "layer_types": ["chunked_attention", "full_attention"],
            "output_router_logits": False}  # fmt: skip
+
+EXPERTS = {
+    "num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "n_routed_experts": 4,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "n_group": 1,
+    "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 8,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 16, "output_router_logits": False,
+}  # fmt: skip
 
 # name: (class of its config, what it has beside SIZES; a whole dict of its own after None)
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -70,6 +89,8 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Mistral with a window": (hf.MistralConfig, SIZES | WINDOWED),
     "Gemma 2": (hf.Gemma2Config, SIZES | WINDOWED | {"query_pre_attn_scalar": 16}),
     "Gemma 3": (hf.Gemma3TextConfig, SIZES | SLIDING_FIRST | {"query_pre_attn_scalar": 16}),
+    "Gemma 4": (hf.Gemma4TextConfig, SIZES | SHARED | {"global_head_dim": 32}),
+    "Gemma 4 with images": (hf.Gemma4Config, SIZES | SHARED | {"global_head_dim": 32}),
     "Phi-3 with a window": (hf.Phi3Config, SIZES | WINDOWED),
     "Llama 4": (hf.Llama4TextConfig, SIZES | CHUNKED),
     "gpt-oss": (hf.GptOssConfig, SIZES | WINDOWED | {
@@ -84,10 +105,16 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
         "shared_intermediate_size": 48}),
     "Falcon-H1": (hf.FalconH1Config, SIZES | MAMBA | {"mamba_d_ssm": 64}),
     "Qwen3-Next": (hf.Qwen3NextConfig, SIZES | NEXT),
+    "Qwen 3.5 and 3.6": (hf.Qwen3_5TextConfig, SIZES | LINEAR),
+    "Qwen 3.5 and 3.6 with experts": (hf.Qwen3_5MoeTextConfig, SIZES | NEXT),
+    "Qwen 3.5 and 3.6 with images": (hf.Qwen3_5Config, SIZES | LINEAR),
+    "Kimi Linear": (hf.KimiLinearConfig, SIZES | EXPERTS | KDA | {
+        "num_key_value_heads": 2, "q_lora_rank": None}),
     "Mamba2": (hf.Mamba2Config, MAMBA2),
 }  # fmt: skip
 # those with layers that only kernels keep apart; FAMILIES runs them without, these with stand-ins
-WITH_KERNELS = ["LFM2", "Granite 4 hybrid", "Falcon-H1", "Qwen3-Next", "Mamba2"]
+WITH_KERNELS = ["LFM2", "Granite 4 hybrid", "Falcon-H1", "Qwen3-Next", "Mamba2", "Kimi Linear",
+                *(name for name in FAMILIES if name.startswith("Qwen 3.5"))]  # fmt: skip
 ATTENTIONS = {"sdpa": "SDPA", "eager": "eager", "flex_attention": "Flex", "flash_attention_2": "FA"}
 COLLATORS = ["varlen_collate", "padded_collate", "block_mask_collate", "separate_collate"]
 
@@ -120,7 +147,7 @@ def made(kind: Any, sizes: dict[str, Any], attention: str) -> Any:
     torch.manual_seed(0)
     pretended = attention == "flash_attention_2"
     first = "eager" if pretended else attention
-    model = hf.AutoModelForCausalLM.from_config(kind(**sizes), attn_implementation=first).eval()
+    model = _of_config(kind, sizes, attn_implementation=first).eval()
     if attention == "flex_attention" and any(hasattr(one, "sinks") for one in model.modules()):
         raise ValueError("FlexAttention with sinks wants a GPU")
     if attention != "eager" and not any(map(_attends, model.modules())):
@@ -133,6 +160,38 @@ def made(kind: Any, sizes: dict[str, Any], attention: str) -> Any:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
     return model
+
+
+def _of_config(kind: Any, sizes: dict[str, Any], **options: Any) -> Any:
+    """A model of text, or what text passes through of one that also takes images."""
+    if not (name := _text_part(kind)):
+        return hf.AutoModelForCausalLM.from_config(kind(**sizes), **options)
+    config = kind()
+    setattr(config, name, type(getattr(config, name))(**sizes))
+    with torch.device("meta"):
+        model = hf.AutoModelForImageTextToText.from_config(config, **options)
+    text = getattr(model.config, name)
+    whole = [module for module in model.modules() if getattr(module, "config", None) is text]
+    places = {module: place for place, module in model.named_modules() if module in whole}
+    model.set_submodule(places[whole[0]], hf.AutoModel.from_config(text))
+    for place, module in [*model.named_modules()]:
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if place.endswith("lm_head"):
+            module.to_empty(device="cpu")
+        elif any(one.is_meta for one in own):
+            model.set_submodule(place, torch.nn.Identity())
+    return model
+
+
+@cache
+def _text_part(kind: Any) -> str:
+    """The name of a config's part for text; "" where it is of text alone."""
+    with contextlib.suppress(Exception):
+        config = kind()
+        for name in getattr(config, "sub_configs", {}):
+            if getattr(config, name) is config.get_text_config():
+                return str(name)
+    return ""
 
 
 def _attends(module: Any) -> bool:
@@ -271,28 +330,44 @@ def cases() -> list[tuple[str, bool]]:
 
 
 # sizes of model types beside those of FAMILIES, the first with which a model is small and runs
-FURTHER = SIZES | {
+FURTHER = SIZES | EXPERTS | {
     "num_key_value_heads": 2, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 256,
     "d_model": 32, "num_layers": 2, "num_heads": 2, "ffn_dim": 48, "n_layers": 2, "n_heads": 2,
-    "num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "n_routed_experts": 4,
-    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "n_group": 1,
-    "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
-    "kv_lora_rank": 8, "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 16,
-    "rotary_dim": 8, "output_router_logits": False,
+    "q_lora_rank": 16, "rotary_dim": 8,
+}  # fmt: skip
+# of those that need their own
+PARTICULAR: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": FURTHER | KDA,
+    "bamba": FURTHER | MAMBA | {"attn_layer_indices": [1], "attn_rotary_emb": 16},
+    "codegen": FURTHER | {"n_head": 4},
+    "gemma3n_text": SIZES | SHARED | {
+        "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4},
+    "glm5_next_text": FURTHER | KDA | {
+        "layer_types": ["linear_attention", "indexed_attention"], "head_dim": 0,
+        "qk_rope_head_dim": 0, "qk_nope_head_dim": 16, "index_topk": 32, "index_kpool": 1,
+        "index_head_dim": 16, "index_n_heads": 2, "hc_mult": 2, "mlp_layer_types": ["dense"] * 2},
+    "lfm2_moe": FURTHER | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mimo_v2_flash": FURTHER | SLIDING_FIRST | {"num_key_value_heads": 1},
+    "zamba2": SPECIAL | {
+        "vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, "n_mamba_heads": 4,
+        "layers_block_type": ["mamba", "hybrid"], "mamba_d_state": 8, "intermediate_size": 48,
+        "num_attention_heads": 2, "chunk_size": 16, "adapter_rank": 4},
 }  # fmt: skip
 WAYS = [FURTHER, {k: v for k, v in FURTHER.items() if k != "head_dim"}, SIZES,
         FURTHER | {"qk_rope_head_dim": 8}]  # fmt: skip
 MOST_PARAMETERS = 2_000_000
 
 
-def types() -> dict[str, list[tuple[Any, dict[str, Any]]]]:
-    """By `model_type`, the config's class and the sizes to try."""
-    found: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
-    for kind, sizes in FAMILIES.values():
-        found[kind.model_type] = [(kind, sizes)]
-    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        kind = hf.CONFIG_MAPPING[name]
-        found.setdefault(kind.model_type, [(kind, sizes) for sizes in WAYS])
+def types() -> dict[str, dict[Any, list[dict[str, Any]]]]:
+    """By `model_type`, that of the part for text, the classes of configs and the sizes to try."""
+    found: dict[str, dict[Any, list[dict[str, Any]]]] = {}
+    names = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES]
+    for kind in [kind for kind, _ in FAMILIES.values()] + [hf.CONFIG_MAPPING[n] for n in names]:
+        part = _text_part(kind)
+        name = getattr(kind(), part).model_type if part else kind.model_type
+        ways = [sizes for own, sizes in FAMILIES.values() if own.model_type == name]
+        own = [PARTICULAR[name]] if name in PARTICULAR else WAYS
+        found.setdefault(name, {})[kind] = ways[:1] or own
     return found
 
 
@@ -324,7 +399,7 @@ def _group_of(kind: Any, sizes: dict[str, Any], logits: list[Any]) -> str:
 
 def _small(kind: Any, sizes: dict[str, Any], attention: str) -> Any:
     with torch.device("meta"):
-        model = hf.AutoModelForCausalLM.from_config(kind(**sizes))
+        model = _of_config(kind, sizes)
     if sum(one.numel() for one in model.parameters()) > MOST_PARAMETERS:
         raise ValueError("a large model")
     return made(kind, sizes, attention)
@@ -369,12 +444,16 @@ def _largest(model: Any, batch: dict[str, Any], alone: list[Any]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(found, alone, strict=True))
 
 
+GROUPS = ("positions", "end-to-end", "boundaries", "never")
+
+
 def judged(names: list[str]) -> dict[str, str]:
-    """The groups of model types, of those that could be run."""
-    ways, found = types(), dict[str, str]()
+    """The groups of model types, of those that could be run: the strictest of its classes'."""
+    every, found = types(), dict[str, str]()
     for name in names:
         with standing_in(next(iter(FAMILIES)), kernels=False):
-            found[name] = group_of(ways[name][0][0], [sizes for _, sizes in ways[name]])
+            groups = [group_of(kind, ways) for kind, ways in every[name].items()]
+        found[name] = max(groups, key=("", *GROUPS).index)
     return {name: group for name, group in found.items() if group}
 
 
@@ -382,7 +461,7 @@ def file_of(found: dict[str, str]) -> str:
     """The content of families.txt."""
     return "".join(
         f"{group} {line}\n"
-        for group in ("positions", "end-to-end", "boundaries", "never")
+        for group in GROUPS
         for line in textwrap.wrap(
             " ".join(sorted(name for name, own in found.items() if own == group)),
             80, break_on_hyphens=False,

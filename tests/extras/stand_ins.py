@@ -153,6 +153,7 @@ KERNELS = {
     "causal_conv1d_fn": causal_conv1d_fn,
     "mamba2_chunk_scan": mamba_chunk_scan_combined,
     "torch_chunk_gated_delta_rule": chunk_gated_delta_rule,
+    "chunk_kimi_delta_attention": chunk_gated_delta_rule,
 }
 
 

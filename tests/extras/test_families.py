@@ -105,7 +105,7 @@ def is_found_out(name: str, attention: str, collator: str) -> None:
         assert "packed sequences apart" in str(error) or "batch size" in str(error)  # noqa: PT017
         return
     assert leak > 0.1
-    with pytest.raises(UsageError, match="documents see each other: the tokens of another change"):
+    with pytest.raises(UsageError, match="documents see each other, first in .*layers?|.*h[.]0"):
         check_isolation(model, batch)
 
 
@@ -164,13 +164,58 @@ def test_what_is_right_passes(collate: Any, mode: str) -> None:
     check_isolation(model, collate(rows()))
 
 
+def with_all_of_these(batch: Batch) -> Batch:
+    return with_cache(with_a_mask(with_positions_that_go_on(batch)))
+
+
+WRONG = {
+    with_cache: ["use_cache"],
+    with_a_mask: ["attention_mask"],
+    with_positions_that_go_on: ["position_ids"],
+    with_all_of_these: ["attention_mask", "use_cache", "position_ids"],
+}
+
+
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("wrong", [with_cache, with_a_mask, with_positions_that_go_on])
-def test_what_is_wrong_is_reported(wrong: Any, mode: str) -> None:
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_with_a_batch_is_reported(wrong: Any, mode: str) -> None:
     model = getattr(llama(attention_dropout=0.3), mode)()
-    with pytest.raises(UsageError, match=LEAK) as caught:
+    because = f"{LEAK} because of {' and '.join(WRONG[wrong])}: the tokens of another change"
+    with pytest.raises(UsageError, match=because) as caught:
         check_isolation(model, wrong(padded_collate(rows(), config=None)))
     assert "docs/training.md" in caught.value.tip
+    assert all(name in caught.value.tip for name in WRONG[wrong])
+
+
+LAYERS = {
+    "BLOOM": r"transformer.h.0.self_attention \(BloomAttention\)",
+    "OPT": r"model.decoder.layers.0.self_attn \(OPTAttention\)",
+    "Mamba2": r"backbone.layers.0.mixer \(Mamba2Mixer\)",
+    "LFM2": r"model.layers.0.conv \(Lfm2ShortConv\)",
+    "Qwen 3.5 and 3.6": r"model.layers.0.linear_attn \(Qwen3_5GatedDeltaNet\)",
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_layer_through_which_documents_see_each_other(name: str) -> None:
+    """Given what packers of other tools give, positions alone."""
+    batch = padded_collate(rows(), config=None, names=["input_ids", "position_ids", "use_cache"])
+    model = model_of(name, "eager")
+    with pytest.raises(UsageError, match=f"{LEAK}, first in {LAYERS[name]}: the tokens"):
+        check_isolation(model, batch)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_packing_that_is_off_is_reported() -> None:
+    """Gemma 4 in the batches of trainers that pad each document, or cut it."""
+    model, batch = model_of("Gemma 4", "sdpa"), with_a_mask(padded_collate(rows(), config=None))
+    names = "input_ids, labels, attention_mask"
+    with pytest.raises(UsageError, match=f"no boundaries of documents: it has {names}"):
+        check_isolation(model, {name: batch[name] for name in names.split(", ")})
+    with pytest.raises(UsageError, match=f"{LEAK} because of attention_mask"):
+        check_isolation(model, batch)
+    with pytest.raises(UsageError, match="no row of the batch has two documents: packing is off"):
+        check_isolation(model, separate_collate(rows()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
