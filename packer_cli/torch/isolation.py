@@ -31,9 +31,9 @@ document of a row precedes everything that the second copy changes, so a change 
 experts, for example, compute together the tokens that the router sends them. If logits elsewhere
 change more than ten times as much, one document has seen another. This takes three forward passes.
 
-Then it looks for the reason. If documents are apart without some of what makes transformers ignore
-boundaries (`_REMEDIES`), the batch is the reason. Otherwise a layer is: the first whose output
-changes though its input does not.
+Then it looks for the reason. If documents are apart in a batch without the values that make
+transformers ignore boundaries (`_REMEDIES`), these are the reason. Otherwise a layer is: the first
+whose output changes though its input does not.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     places = numbers.cpu()
 
     def changes(batch: dict[str, Any]) -> _Changes:
-        return _Changes.of((_logits(model, batch | {"input_ids": one}) for one in copies), places)
+        return _Changes.of(
+            (_logits(model, batch | {"input_ids": tokens}) for tokens in copies), places
+        )
 
     def is_remedied_by(names: Iterable[str]) -> bool:
         try:
@@ -113,12 +115,12 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
         tip = "choose the collator by docs/training.md, and give it config=model.config"
         if is_remedied_by(needed := [*_REMEDIES]):
             for name in _REMEDIES:
-                if is_remedied_by(others := [other for other in needed if other != name]):
-                    needed = others
+                if is_remedied_by(fewer := [remedy for remedy in needed if remedy != name]):
+                    needed = fewer
             reason = f" because of {' and '.join(needed)}"
             tip = f"{'; '.join(_REMEDIES[name] for name in needed)}; or {tip}"
         else:
-            runs = [_projections(model, inputs | {"input_ids": one}) for one in copies]
+            runs = [_projections(model, inputs | {"input_ids": tokens}) for tokens in copies]
             layer = next((
                 name for name in runs[0] if [
                     _Changes.of((run[name][end] for run in runs), places).exceed(tolerance)
@@ -137,7 +139,7 @@ class _Changes(NamedTuple):
     """The largest changes of values at places that keep their tokens.
 
     seen   after places of another document that were changed
-    noise  before all that were changed
+    noise  before everything that was changed
     scale  the largest value itself
     """
 
@@ -186,7 +188,7 @@ def _projections(model: Any, batch: dict[str, Any]) -> dict[str, tuple[Any, Any]
     """Return (input, output) of each module, "name (class)", as one number for each place,
     float32[rows, length, 1], in the order in which modules return.
     """
-    shape, found = batch["input_ids"].shape, dict[str, tuple[Any, Any]]()
+    shape, ends = batch["input_ids"].shape, dict[str, tuple[Any, Any]]()
 
     def projection(values: Iterable[Any]) -> Any:
         for value in values:
@@ -199,7 +201,7 @@ def _projections(model: Any, batch: dict[str, Any]) -> dict[str, tuple[Any, Any]
     def keep(name: str, module: Any, args: Any, named_args: Any, output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         key = f"{name} ({type(module).__name__})"
-        found[key] = projection((*args, *named_args.values())), projection(outputs)
+        ends[key] = projection((*args, *named_args.values())), projection(outputs)
 
     hooks = [
         module.register_forward_hook(partial(keep, name), with_kwargs=True)
@@ -210,7 +212,7 @@ def _projections(model: Any, batch: dict[str, Any]) -> dict[str, tuple[Any, Any]
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return ends
 
 
 def _document_numbers(batch: Mapping[str, Any]) -> Any:

@@ -65,8 +65,8 @@ LINEAR = {name: size for name, size in NEXT.items() if "expert" not in name}
 KDA = {"linear_head_dim": 16, "linear_num_heads": 2,
        "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
 # the third and fourth layer take the keys and values of the first and second
-SHARED = SLIDING_FIRST | {
-    "num_hidden_layers": 4, "layer_types": SLIDING_FIRST["layer_types"] * 2,
+SHARED = WINDOWED | {
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": V,
 }  # fmt: skip
 CHUNKED = {"attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 48,
@@ -80,12 +80,16 @@ EXPERTS = {
     "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 16, "output_router_logits": False,
 }  # fmt: skip
 
+PLACES = {"rope_parameters": {  # a position has a time, a height and a width
+    "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}  # fmt: skip
+
 # name: (class of its config, what it has beside SIZES; a whole dict of its own after None)
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Llama": (hf.LlamaConfig, SIZES),
     "Qwen2 with a window": (hf.Qwen2Config, SIZES | WINDOWED | {
         "use_sliding_window": True, "max_window_layers": 1}),
     "Qwen3": (hf.Qwen3Config, SIZES),
+    "Qwen2.5-VL": (hf.Qwen2_5_VLConfig, SIZES | PLACES),
     "Mistral with a window": (hf.MistralConfig, SIZES | WINDOWED),
     "Gemma 2": (hf.Gemma2Config, SIZES | WINDOWED | {"query_pre_attn_scalar": 16}),
     "Gemma 3": (hf.Gemma3TextConfig, SIZES | SLIDING_FIRST | {"query_pre_attn_scalar": 16}),
@@ -353,8 +357,10 @@ PARTICULAR: dict[str, dict[str, Any]] = {
         "layers_block_type": ["mamba", "hybrid"], "mamba_d_state": 8, "intermediate_size": 48,
         "num_attention_heads": 2, "chunk_size": 16, "adapter_rank": 4},
 }  # fmt: skip
-WAYS = [FURTHER, {k: v for k, v in FURTHER.items() if k != "head_dim"}, SIZES,
-        FURTHER | {"qk_rope_head_dim": 8}]  # fmt: skip
+WAYS: list[dict[str, Any]] = [
+    FURTHER, {k: v for k, v in FURTHER.items() if k != "head_dim"}, SIZES,
+    FURTHER | {"qk_rope_head_dim": 8}, FURTHER | PLACES,
+]  # fmt: skip
 MOST_PARAMETERS = 2_000_000
 
 
@@ -365,9 +371,9 @@ def types() -> dict[str, dict[Any, list[dict[str, Any]]]]:
     for kind in [kind for kind, _ in FAMILIES.values()] + [hf.CONFIG_MAPPING[n] for n in names]:
         part = _text_part(kind)
         name = getattr(kind(), part).model_type if part else kind.model_type
-        ways = [sizes for own, sizes in FAMILIES.values() if own.model_type == name]
-        own = [PARTICULAR[name]] if name in PARTICULAR else WAYS
-        found.setdefault(name, {})[kind] = ways[:1] or own
+        ways = [sizes for family, sizes in FAMILIES.values() if family.model_type == name][:1]
+        ways += [PARTICULAR[name]] if name in PARTICULAR else []
+        found.setdefault(name, {})[kind] = ways or WAYS
     return found
 
 
