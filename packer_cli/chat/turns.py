@@ -489,13 +489,17 @@ class _Learner:
         stop: int | None = until
         # what ends like the last turn needs no rendering of the conversation up to it
         if not self._usual_end or inner or not end.endswith(self._usual_end):
-            stop = None if resumes else self._stop(number, start, until, header)
+            stop = (
+                self._stop_before_results(number, until)
+                if resumes
+                else self._stop(number, start, until, header)
+            )
         if number + 1 == len(self._probe.messages) and stop == until == len(text):
             self._usual_end = end.strip() and end
         if stop is None:
             edges = _Edges(header, resumes=resumes)
         elif stop >= until:
-            edges = _Edges(header, ending=text[until:stop])
+            edges = _Edges(header, ending=text[until:stop], resumes=resumes)
         elif not text[stop:until].strip():
             edges = _Edges(header, tail=text[stop:until])
         else:
@@ -574,6 +578,16 @@ class _Learner:
             same = len(rests[0])  # the end of the text is the only end that the turn has
         # with nothing in common, the turn goes on in another way than it ends
         return here + same if same and here + same >= start else None
+
+    def _stop_before_results(self, number: int, until: int) -> int | None:
+        """Find where the assistant stops for results that its turn holds, if its words go on after
+        them: what ends the conversation up to the message also begins the results, at `until`.
+        """
+        upto = self._render(number + 1)
+        if upto is None:
+            return None
+        end = _after(self._last_mark(upto, number + 1), upto)
+        return until + len(end) if end.strip() and self._text.startswith(end, until) else None
 
     def _ends_alike(self, rests: list[str], same: int, stop: int, until: int) -> bool:
         """Tell whether the turn and the conversation up to the message, which go on differently

