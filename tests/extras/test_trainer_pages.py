@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import getsource
 from itertools import pairwise
 from pathlib import Path
@@ -28,10 +29,17 @@ import torch
 import yaml
 from support import packer
 from tiny_models import save_my_model
-from trainer_imports import allow_llamafactory, axolotl_batches, axolotl_prepared, bridge_datasets
+from trainer_imports import (
+    allow_llamafactory,
+    axolotl_batches,
+    axolotl_prepared,
+    bridge_datasets,
+    olmo_data,
+)
 from transformers import LlamaForCausalLM
 
 from packer_cli import open_packed
+from packer_cli.grain import DocumentSource, PackedSource
 
 ROOT = Path(__file__).parents[2]
 # those of the trainers, about themselves and each other
@@ -60,6 +68,12 @@ def run_page(name: str, **given: Any) -> dict[str, Any]:
     for code in re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S):
         names["yaml"] = yaml.safe_load(code)
     return names
+
+
+def has_module(name: str) -> bool:
+    """Whether a package is here, and this module is in it, as in its main branch."""
+    package, _, inner = name.partition(".")
+    return bool(find_spec(package)) and (not inner or bool(find_spec(name)))
 
 
 def documents(ids: Any, labels: Any, positions: Any) -> Iterator[tuple[Any, Any]]:
@@ -266,3 +280,205 @@ def test_megatron_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(dataset) == len(packed)
     masks = (dataset.collate_fn([dataset[row]])["loss_mask"] for row in range(len(packed)))
     assert sum(int(one.sum()) for one in masks) == packed.manifest["trained_tokens"]
+
+
+def assert_same_documents(found: list[dict[str, Any]], directory: str) -> None:
+    """Found are the ids and masks of a tokenized directory, in any order."""
+    given = DocumentSource(directory)
+    both = [
+        sorted((tuple(map(int, one["input_ids"])), tuple(map(int, one["loss_mask"]))) for one in side)
+        for side in (found, [given[number] for number in range(len(given))])
+    ]
+    assert both[0] == both[1]
+
+
+def test_skyrl(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Its reader keeps the mask from its first 1 on, as that of the response."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+    text = page("skyrl.md")
+    if not has_module("skyrl.train.dataset.pretokenized"):
+        docs_runner.run(text, python=False)
+        pytest.skip("this skyrl does not read tokens")
+    dataset = docs_runner.run(text)["dataset"]
+    rows = [dataset[number] for number in range(len(dataset))]
+    for row in rows:
+        assert row["num_actions"] == len(row["loss_mask"])
+        prompt = len(row["input_ids"]) - row["num_actions"]
+        row["loss_mask"] = [0] * prompt + row["loss_mask"]
+    assert_same_documents(rows, "chat-tokens")
+
+
+def rows_of_torchtitan(loader: Any) -> list[tuple[list[int], list[int], list[int]]]:
+    """(input, positions, labels) of each row of its batches."""
+    return [
+        tuple(part.tolist() for part in row)
+        for inputs, labels in loader
+        for row in zip(*(x.reshape(-1, 1024) for x in (inputs["input"], inputs["positions"], labels)),
+                       strict=True)
+    ]  # fmt: skip
+
+
+def rows_for_torchtitan() -> list[tuple[list[int], list[int], list[int]]]:
+    source, rows = PackedSource("documents-packed-1024"), []
+    for row in (source[number] for number in range(len(source))):
+        edges = sorted({*row["cu_seqlens"].tolist(), 1024})
+        positions = [place for begin, end in pairwise(edges) for place in range(end - begin)]
+        rows.append((row["input_ids"].tolist(), positions, [*row["labels"][1:].tolist(), -100]))
+    return sorted(rows)
+
+
+def test_torchtitan(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Two ranks of 0.3.0 take all rows but what is left of two; a loader goes on where it was."""
+    docs_runner.run(page("torchtitan.md"), python=False)
+    if not has_module("torchtitan.components.dataloader"):
+        pytest.skip("this torchtitan reads with Grain")
+    monkeypatch.syspath_prepend(str(folder))
+    kind = import_module("torch_rows").PackedLoader
+
+    def loader(rank: int) -> Any:
+        config = kind.Config(dataset_path="documents-packed-1024")
+        return config.build(
+            dp_world_size=2, dp_rank=rank, tokenizer=None, seq_len=1024, local_batch_size=2,
+            snapshot_every_n_steps=1,
+        )  # fmt: skip
+
+    found = [row for rank in range(2) for row in rows_of_torchtitan(loader(rank))]
+    expected = rows_for_torchtitan()
+    assert len(found) >= len(expected) - 2
+    assert {str(row) for row in found} <= {str(row) for row in expected}
+    first, again = loader(1), loader(1)
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    again.load_state_dict(first.state_dict())
+    assert rows_of_torchtitan(again) == rows_of_torchtitan(batches)
+
+
+def test_torchtitan_with_grain(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    docs_runner.run(page("torchtitan.md"), python=False)
+    if not has_module("torchtitan.components.data"):
+        pytest.skip("this torchtitan does not read with Grain")
+    monkeypatch.syspath_prepend(str(folder))
+    rows = import_module("grain_rows").rows
+    kind = import_module("torchtitan.components.data").GrainDataLoader
+
+    def loader() -> Any:
+        how = {"dp_world_size": 1, "dp_rank": 0, "max_context_length": 1024, "tokenizer": None}
+        return kind.Config(dataset=rows, repeat=False).build(num_tokens_per_batch=1024, **how)
+
+    first, again = loader(), loader()
+    assert sorted(rows_of_torchtitan(loader())) == rows_for_torchtitan()
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    again.load_state_dict(first.state_dict())
+    assert rows_of_torchtitan(again) == rows_of_torchtitan(batches)
+
+
+def test_olmo_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances of whole documents have what is trained on; so have those that are cut."""
+    olmo_data(monkeypatch)
+    names = run_page("olmo-core.md")
+    dataset, config = names["dataset"], names["config"]
+    rows = [dataset[number] for number in range(len(dataset))]
+    given = DocumentSource("chat-tokens")
+    masks = [given[number]["loss_mask"] for number in range(len(given))]
+    assert sum(int(row["label_mask"].sum()) for row in rows) == sum(int(one.sum()) for one in masks)
+    used = {name: getattr(config, name) for name in (
+        "tokenizer", "paths", "label_mask_paths", "dtype", "sequence_length", "work_dir")}  # fmt: skip
+    cut = import_module("olmo_core.data").NumpyFSLDatasetConfig(**used).build()
+    cut.prepare()
+    tokens = np.concatenate([given[number]["input_ids"] for number in range(len(given))])
+    ids = np.concatenate([cut[number]["input_ids"].numpy() for number in range(len(cut))])
+    kept = np.concatenate([cut[number]["label_mask"].numpy() for number in range(len(cut))])
+    assert len(ids) > 1024
+    assert ids.tolist() == tokens[: len(ids)].tolist()
+    assert kept.tolist() == np.concatenate(masks).astype(bool)[: len(ids)].tolist()
+
+
+def test_automodel() -> None:
+    """The loader that its recipe makes of the configuration."""
+    loaders = import_module("nemo_automodel.components.datasets.loader")
+    config = run_page("automodel.md")["yaml"]
+    dataset, packing = config["dataset"], config["packed_sequence"]
+    settings = loaders.DataloaderConfig(
+        dataset_config=loaders.make_dataset_config(dataset.pop("_target_"), dataset),
+        packing=loaders.make_packing_config(packing.pop("packing_strategy"), packing),
+        collate_fn=loaders.make_collate_fn(config["dataloader"]["collate_fn"]),
+        batch_size=config["step_scheduler"]["local_batch_size"],
+    )
+    rows = trained = 0
+    for batch in settings.build(dp_rank=0, dp_world_size=1):
+        assert batch["qkv_format"] == "thd"
+        assert batch["input_ids"].shape[1] == 1024
+        lengths = batch["seq_lens_padded"]
+        assert lengths.where(lengths > 0, 0).sum(1).tolist() == [1024] * len(lengths)
+        rows, trained = rows + len(lengths), trained + int((batch["labels"] != -100).sum())
+    manifest = open_packed("chat-packed").manifest
+    assert (rows, trained) == (manifest["rows"], manifest["trained_tokens"])
+
+
+def test_verl() -> None:
+    """Its own way to a class, and its collator; the mask is moved as in its loss."""
+    loading = import_module("verl.utils.import_utils")
+    collator = import_module("verl.utils.dataset.dataset_utils").SFTTensorCollator
+    docs_runner.run(page("verl.md"))
+    kind = loading.load_extern_object("documents.py", "TokenizedDocuments")
+    config = {"max_length": 1024, "truncation": "error"}
+    dataset = kind(parquet_files="chat-tokens", tokenizer=None, config=config, processor=None)
+    loader = torch.utils.data.DataLoader(dataset, 4, collate_fn=collator("no_padding"))
+    given, number = DocumentSource("chat-tokens"), 0
+    for batch in loader:
+        labels = torch.cat([
+            torch.from_numpy(np.where(one["loss_mask"], one["input_ids"], -100))
+            for one in (given[number + k] for k in range(batch["input_ids"].size(0)))
+        ])  # fmt: skip
+        number += batch["input_ids"].size(0)
+        targets = batch["input_ids"].values().roll(-1)
+        mask = batch["loss_mask"].values().roll(-1)
+        assert targets.where(mask > 0, -100).tolist() == labels.roll(-1).tolist()
+        assert batch["position_ids"].values().tolist() == [
+            place for ids in batch["input_ids"].unbind() for place in range(len(ids))
+        ]
+    assert number == len(given)
+    assert len(kind(["chat-tokens"] * 2, None, config)) == 2 * number
+    assert len(kind("chat-tokens", None, config, max_samples=3)) == 3
+    few = {"max_length": 100, "truncation": "error"}
+    with pytest.raises(ValueError, match="document 0 has"):
+        kind("chat-tokens", None, few)[0]
+    assert len(kind("chat-tokens", None, few | {"truncation": "right"})[0]["loss_mask"]) == 100
+
+
+def test_maxtext() -> None:
+    """Parquet through Grain as its configuration has it packed, and its arrays by their definition."""
+    text = page("maxtext.md")
+    run_page("maxtext.md")
+    config, arrays = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S))
+    grain = import_module("grain")
+    (column,), length = config["train_data_columns"], config["max_target_length"]
+    files = sorted(str(path) for path in Path().glob(config["grain_train_files"]))
+    documents = grain.MapDataset.source(files).map(grain.experimental.ParquetIterDataset)
+    documents = grain.experimental.InterleaveIterDataset(documents, cycle_length=1)
+    assert config["grain_packing_type"] == "concat_then_split"
+    rows = grain.experimental.ConcatThenSplitIterDataset(
+        documents.map(lambda row: {"inputs": row[column]}), length_struct={"inputs": length}
+    )
+    given = DocumentSource("documents-tokens")
+    ids = [int(token) for k in range(len(given)) for token in given[k]["input_ids"]]
+    found = [row["inputs"][row["inputs_segment_ids"] > 0] for row in rows]
+    assert np.concatenate(found).tolist() == ids
+    paths = [line.split(",")[1] for line in Path("mix.txt").read_text().splitlines()]
+    read = [np.memmap(f"documents-olmo/{path}", np.uint16) for path in paths]
+    assert np.concatenate(read).tolist() == ids
+    if has_module("maxtext.input_pipeline.olmo_data_grain"):
+        read_by_maxtext(arrays["max_target_length"], ids)
+
+
+def read_by_maxtext(length: int, ids: list[int]) -> None:
+    index = import_module("maxtext.input_pipeline.olmo_data").build_index(
+        [("documents-olmo/part-00000.npy", "documents")], length, tokenizer="my-model",
+        header_reader=lambda path: ("uint16", (Path(path).stat().st_size // 2,)),
+    )  # fmt: skip
+    source = import_module("maxtext.input_pipeline.olmo_data_grain").OlmoNpyDataSource(index)
+    found = np.concatenate([source[number]["tokens"] for number in range(len(source))])
+    assert found.tolist() == ids[: len(ids) // length * length]

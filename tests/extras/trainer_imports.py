@@ -46,10 +46,10 @@ def olmo_data(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("cached_path", "cached_path.schemes"):
         module = ModuleType(name)
         vars(module).update(
-            cached_path=lambda path, **_: path,
+            cached_path=lambda path, **_: Path(path),
             S3Client=client,
             SchemeClient=client,
-            add_scheme_client=None,
+            add_scheme_client=lambda _: None,
         )
         monkeypatch.setitem(sys.modules, name, module)
     names = ("utils", "numpy_dataset")
