@@ -175,11 +175,12 @@ wheel: $(AUDIT)/auditwheel ## a wheel in dist/ for each CPython here, for any Li
 	  --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels . || exit 1; done
 	PATH="$(CURDIR)/$(AUDIT):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
 
-wheel-check: wheel ## each wheel holds compiled kernels only, and works in an empty environment without a compiler
+wheel-check: wheel ## each wheel holds compiled kernels only and the skill, and works in an empty environment without a compiler
 	set -e; for python in $(PYTHONS); do \
 	  wheel=$$(ls dist/*-cp$$($$python -c 'import sys; print(*sys.version_info[:2], sep="")')-manylinux*.whl); \
 	  $$python -m zipfile --list $$wheel | grep -c '_kernels/.*\.so '; \
 	  if $$python -m zipfile --list $$wheel | grep -E '\.(c|pyx|pxd) '; then exit 1; fi; \
+	  $$python -m zipfile --list $$wheel | grep 'packer_cli/.agents/skills/packer/SKILL.md '; \
 	  $$python -m venv --clear build/wheel-check; \
 	  (PATH=$(CURDIR)/build/wheel-check/bin; python $(PART) --only-binary :all: $$wheel; cd build; \
 	  packer pack ../sample_data/documents.jsonl --max-length 1024 --output wheel-check/out --overwrite); \

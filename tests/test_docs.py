@@ -35,7 +35,9 @@ from packer_cli.result.manifest import TOTALS
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+# what coding agents read, from where it is in site-packages
+SKILL = "packer_cli/.agents/skills/packer/SKILL.md"
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / SKILL]
 EXPORT = (ROOT / "docs" / "export.md").read_text()
 SUPERVISED = (ROOT / "docs" / "supervised.md").read_text()
 # the paths of its tree
@@ -59,12 +61,14 @@ RUN = [
     ("docs/runs.md", "", ("--engine ray", "--add")),
     ("docs/tokenized.md", "", ("--tokens moved",)),
     ("docs/recipes.md", "", ()),
+    ("docs/packing.md", "", ()),
     ("docs/plan.md", "", ()),
     ("docs/export.md", "", ()),
     ("docs/inspect.md", "What was in the step", ("DIR",)),
     ("docs/supervised.md", "### Arguments", ()),
     ("docs/python.md", "", ()),
     ("docs/audit.md", "", ()),
+    (SKILL, "", ()),
 ]
 
 
@@ -90,10 +94,11 @@ def _named_options(text: str) -> set[str]:
 OPTIONS_OF = [
     (SUPERVISED, "pack", ("--no-eos", "--check")),
     ("\n".join(re.findall("`--[^`]*`", README)), "pack stats show verify", ()),
+    ((ROOT / SKILL).read_text(), "pack tokenize export show plan stats", ()),
 ]
 
 
-@pytest.mark.parametrize(("text", "commands", "others"), OPTIONS_OF, ids=["pack", "all"])
+@pytest.mark.parametrize(("text", "commands", "others"), OPTIONS_OF, ids=["pack", "all", "skill"])
 def test_the_options_that_a_page_names_exist(
     text: str, commands: str, others: tuple[str, ...]
 ) -> None:
@@ -131,6 +136,23 @@ def test_every_export_format_has_a_row_and_a_command() -> None:
     assert set(re.findall(r"^    packer export \S+ --to (\S+)", everywhere, re.M)) == set(FORMATS)
     rows = re.findall(r"^\| `([a-z][a-z-]+)` \|", EXPORT, re.M)
     assert rows == list(FORMATS)
+
+
+def test_the_skill_is_what_agents_look_for() -> None:
+    """Tools find it by its place in a package, and by its name, which is that of its folder."""
+    place, text = Path(SKILL), (ROOT / SKILL).read_text()
+    (name, description) = re.findall(r"^(?:name|description): (.*)$", text.split("---")[1], re.M)
+    assert text.startswith("---\n")
+    assert name == place.parent.name
+    assert 100 < len(description) <= 1024
+    assert ": " not in description  # YAML
+    assert len(text.splitlines()) <= 150
+    assert f'"{place.relative_to("packer_cli")}"' in (ROOT / "pyproject.toml").read_text()
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 30
+    figures = text.split("## What to read")[1].split("\n\n")[1]
+    named = set(re.findall(r"`(\w+_\w+)`", figures))
+    assert len(named) >= 5
+    assert named <= set(TOTALS)
 
 
 def test_every_key_of_recipes_is_on_their_page() -> None:

@@ -284,12 +284,15 @@ def test_megatron_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_same_documents(found: list[dict[str, Any]], directory: str) -> None:
     """Found are the ids and masks of a tokenized directory, in any order."""
-    given = DocumentSource(directory)
-    both = [
-        sorted((tuple(map(int, one["input_ids"])), tuple(map(int, one["loss_mask"]))) for one in side)
-        for side in (found, [given[number] for number in range(len(given))])
-    ]
-    assert both[0] == both[1]
+    source = DocumentSource(directory)
+    given = [source[number] for number in range(len(source))]
+    one, other = (
+        sorted(
+            tuple(tuple(map(int, row[name])) for name in ("input_ids", "loss_mask")) for row in side
+        )
+        for side in (found, given)
+    )
+    assert one == other
 
 
 def test_skyrl(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -310,12 +313,11 @@ def test_skyrl(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def rows_of_torchtitan(loader: Any) -> list[tuple[list[int], list[int], list[int]]]:
     """(input, positions, labels) of each row of its batches."""
-    return [
-        tuple(part.tolist() for part in row)
-        for inputs, labels in loader
-        for row in zip(*(x.reshape(-1, 1024) for x in (inputs["input"], inputs["positions"], labels)),
-                       strict=True)
-    ]  # fmt: skip
+    rows = []
+    for inputs, labels in loader:
+        parts = (inputs["input"], inputs["positions"], labels)
+        rows += zip(*(part.reshape(-1, 1024).tolist() for part in parts), strict=True)
+    return rows
 
 
 def rows_for_torchtitan() -> list[tuple[list[int], list[int], list[int]]]:
@@ -378,14 +380,14 @@ def test_torchtitan_with_grain(monkeypatch: pytest.MonkeyPatch, folder: Path) ->
 def test_olmo_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances of whole documents have what is trained on; so have those that are cut."""
     olmo_data(monkeypatch)
-    names = run_page("olmo-core.md")
-    dataset, config = names["dataset"], names["config"]
+    of_page = run_page("olmo-core.md")
+    dataset, config = of_page["dataset"], of_page["config"]
     rows = [dataset[number] for number in range(len(dataset))]
     given = DocumentSource("chat-tokens")
     masks = [given[number]["loss_mask"] for number in range(len(given))]
     assert sum(int(row["label_mask"].sum()) for row in rows) == sum(int(one.sum()) for one in masks)
-    used = {name: getattr(config, name) for name in (
-        "tokenizer", "paths", "label_mask_paths", "dtype", "sequence_length", "work_dir")}  # fmt: skip
+    names = "tokenizer", "paths", "label_mask_paths", "dtype", "sequence_length", "work_dir"
+    used = {name: getattr(config, name) for name in names}
     cut = import_module("olmo_core.data").NumpyFSLDatasetConfig(**used).build()
     cut.prepare()
     tokens = np.concatenate([given[number]["input_ids"] for number in range(len(given))])
@@ -450,7 +452,7 @@ def test_verl() -> None:
 
 
 def test_maxtext() -> None:
-    """Parquet through Grain as its configuration has it packed, and its arrays by their definition."""
+    """Parquet through Grain as in its configuration, and its arrays by their definition."""
     text = page("maxtext.md")
     run_page("maxtext.md")
     config, arrays = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S))
