@@ -313,7 +313,7 @@ def test_skyrl(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def rows_of_torchtitan(loader: Any) -> list[tuple[list[int], list[int], list[int]]]:
     """(input, positions, labels) of each row of its batches."""
-    rows = []
+    rows: list[Any] = []
     for inputs, labels in loader:
         parts = (inputs["input"], inputs["positions"], labels)
         rows += zip(*(part.reshape(-1, 1024).tolist() for part in parts), strict=True)
