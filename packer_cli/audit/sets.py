@@ -55,6 +55,7 @@ _SEGMENTS = pa.struct([pa.field(*part, nullable=False) for part in _OF_SEGMENTS]
 _AT_ONCE = 1 << 17  # tokens: they fit into the cache of a core with all arrays made from them
 _LONGEST = 1 << 24  # tokens of a row
 _MOST_ROWS = 4096  # decoded together
+_MASK = ".mask.npy"
 _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
 _NO_RECORD: dict[str, Any] = {"input_ids": []}
@@ -496,8 +497,8 @@ def _indexed(file: InputFile) -> SetFile:
 def _olmo(path: str, max_length: int | None) -> SetFile:
     """Open tokens without a header, uint16 or uint32, as `NumpyDatasetBase` of olmo_core/data does.
 
-    `X.csv.gz` beside them has begin and end of each document, and `*labels_mask*` or `*label_mask*`
-    a bool for each token.
+    `X.csv.gz` beside them has begin and end of each document, and `*labels_mask*`, `*label_mask*`
+    or `X.mask.npy` a bool for each token.
     """
     size, side = storage.stat(path).size, path.removesuffix(".npy") + ".csv.gz"
     has_ends = storage.is_file(side)
@@ -519,8 +520,9 @@ def _olmo(path: str, max_length: int | None) -> SetFile:
         raise DataError(f"{path}: {size} bytes, expected {expected}", _WHOLE)
     sources: dict[str, _FlatColumn] = {"input_ids": (path, np.dtype(f"<u{width}"), 0)}
     folder, stem = os.path.split(path)
-    for kind in ("label_mask", "labels_mask"):
-        mask = os.path.join(folder, stem.replace("token_ids", kind))
+    names = [stem.replace("token_ids", kind) for kind in ("label_mask", "labels_mask")]
+    for name in (*names, stem.removesuffix(".npy") + _MASK):
+        mask = os.path.join(folder, name)
         if mask == path or not storage.is_file(mask):
             continue
         if (has := storage.stat(mask).size) != tokens:
@@ -748,5 +750,7 @@ def _beside(folder: str, files: Sequence[SetFile]) -> list[str]:
     return [
         f"{name}, which is not listed as a part of the set"
         for name, is_folder in sorted(storage.listing(folder))
-        if not is_folder and name not in read and os.path.splitext(name)[1] in endings
+        if not is_folder
+        and name.replace(_MASK, ".npy") not in read
+        and os.path.splitext(name)[1] in endings
     ]

@@ -175,6 +175,13 @@ def test_olmo(source: str) -> None:
     ]
 
 
+def test_the_audit_reads_the_masks(source: str) -> None:
+    succeeds("export", source, "--to", "olmo", "-o", "out", "-q")
+    said = packer("audit", "out").stdout
+    assert "columns      input_ids, loss_mask; labels are at their own token" in said
+    assert "left out" not in said
+
+
 def test_olmo_of_a_small_vocabulary(folder: Path) -> None:
     """All tokens are trained on but the first, so there is no mask; sources have their names."""
     for name in ("a", "b"):
