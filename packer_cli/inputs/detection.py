@@ -11,7 +11,8 @@ does not depend on the number of files, except for the fields of each kind of th
 
 from __future__ import annotations
 
-import re
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,7 +25,7 @@ from packer_cli.errors import DamagedInputError, DataError, UsageError, named
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import FirstRecords, reader_for
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.formats import format_named
+from packer_cli.options.preference import is_of_preference, names_answer, refuse_preference
 from packer_cli.options.shape_rules import (
     by_file_shape,
     is_known_value,
@@ -32,7 +33,7 @@ from packer_cli.options.shape_rules import (
     used_columns,
 )
 from packer_cli.options.shapes import (
-    KINDS,
+    ANSWERS,
     MASKS,
     MESSAGE_KEYS,
     ONLY_IN_CHATS,
@@ -41,12 +42,13 @@ from packer_cli.options.shapes import (
     Shape,
     Suggested,
     find_shape,
+    fits_a_shape,
     joined,
     kinds_of,
+    lacks_answer,
     may_hold,
     messages_in,
     options_for,
-    role_of,
     roles_for,
 )
 from packer_cli.options.value_columns import (
@@ -207,40 +209,55 @@ class _Detector:
             return None  # the unit that reads it leaves it out
         if first is None:
             return None
-        fields = [*first.names, *self._fields_of_later_records(file, first)]
+        fields = [*first.names, *self._fields_of_later_records(first)]
         self._refuse_preference(file, first, fields)
         shape = self._shape_despite_lacking(file, first, fields)
+        self._refuse_questions(file, first, fields, shape)
         fields = [name for name in fields if name not in self._config.value_columns]
         return self._with_kind_of_prompt(first, shape), fields
 
-    def _fields_of_later_records(self, file: InputFile, first: FirstRecords) -> list[str]:
+    def _fields_of_later_records(self, first: FirstRecords) -> list[str]:
         """Return columns of optional fields that a later record has, but not the first."""
         columns = [
             name
             for field_name, name in self._config.renamed.items()
-            if field_name in OPTIONAL and not may_hold(first.names, name)
+            if field_name in OPTIONAL and may_hold(first.later, name)
+            if not may_hold(first.names, name)
         ]
-        if not columns or not first.names or not _is_json(file):
-            return []
         rows = first.rows(columns, most=None)
         return sorted(name for name in columns if any(row[name] is not None for row in rows))
 
     def _refuse_preference(self, file: InputFile, first: FirstRecords, fields: list[str]) -> None:
         """Raise UsageError for preference records, unless --field names the answer."""
-        config = self._config
-        if not any(map(_is_of_preference, fields)) or _NAMED_ANSWERS & config.renamed.keys():
-            return
-        rows = first.rows(fields)
+        later = [name for name in first.later if is_of_preference(name) and name not in fields]
+        columns = [*fields, *later]
+        if not any(map(is_of_preference, columns)):
+            return  # most files: the values of all fields may take ten times their size
+        rows = first.rows(columns, most=None)
         record = {
             name: next((row[name] for row in rows if row[name] is not None), None)
-            for name in fields
+            for name in columns
         }
-        try:
-            shape = find_shape(fields, config.shape, config.renamed, "", tokens=True)
-        except DataError:
-            shape = None
-        if shape is None or not shape.is_of_tokens:
-            _refuse_answers(file.path, record, shape, config)
+        refuse_preference(file.path, record, fields, self._config)
+
+    def _refuse_questions(
+        self, file: InputFile, first: FirstRecords, fields: list[str], shape: Shape
+    ) -> None:
+        """Raise DataError for messages whose answer is in another column."""
+        config, answers = self._config, [name for name in fields if name in ANSWERS]
+        is_free = config.shape is None and not config.fields and config.train_on != "all"
+        if not (shape.is_chat and answers and is_free):
+            return
+        column = shape.columns[shape.required[0]]
+        record = first.record([column, *answers])
+        for name in answers if lacks_answer(record.get(column)) else ():
+            value = record[name]
+            if value and (isinstance(value, str) or messages_in(value)):
+                raise DataError(
+                    f"{file.path}: the assistant says nothing in {column!r}, and {name!r} seems to "
+                    "be its answer",
+                    f"add {Suggested({'prompt': column, 'completion': name})}",
+                )
 
     def _shape_despite_lacking(
         self, file: InputFile, first: FirstRecords, fields: list[str]
@@ -275,11 +292,16 @@ class _Detector:
             record = first.record(fields)
             options = options_for(record, wanted)
             if options is None:
-                for name, value in record.items():
-                    is_list = isinstance(value, list) and value and isinstance(value[0], dict)
-                    if is_list and name.isidentifier():
-                        tip = f"if {name} has the records: jq -c '.{name}[]' FILE > FILE.jsonl"
-                        raise DataError(error.message, tip) from None
+                for path, inner in _records_in(record):
+                    is_record = fits_a_shape([*inner], wanted, renamed) or options_for(
+                        inner, wanted
+                    )
+                    if is_record and not messages_in([inner]):
+                        raise DataError(
+                            f"{file.path}: an object that holds the records in {path}, expected "
+                            "one record per line",
+                            f"convert it: jq -c {shlex.quote(path)} FILE > FILE.jsonl",
+                        ) from None
                 raise
             columns = {n: c for n, c in options.fields.items() if n not in MESSAGE_KEYS}
             tip = error.tip
@@ -311,97 +333,18 @@ def _beginning_of(file: InputFile, config: DocumentConfig) -> FirstRecords:
     return records or FirstRecords([])
 
 
-def _is_json(file: InputFile) -> bool:
-    """Tell whether each record of a file may have other fields."""
-    return format_named(file.format).counted_in == "byte" and reader_for(file.format).holds_tokens
-
-
-# --- preference records, for DPO, KTO and the like: bad answers would be learned like good ones
-
-_NAMED_ANSWERS = {"messages", "conversations", "completion", "output", "text"}
-_LABELS = {"label", "kto_tag", "kto_label", "desirable", "is_desirable"}
-_ANSWER = "(response|answer|completion|output|message|conversation|text)s?"
-_GOOD = re.compile(f"({_ANSWER}_)?(chosen|preferred|accepted)(_{_ANSWER})?", re.IGNORECASE)
-_BAD = re.compile(f"({_ANSWER}_)?(rejected|dispreferred|non_preferred)(_{_ANSWER})?", re.IGNORECASE)
-_PROMPTS = (
-    "prompt", "question", "query", "input", "instruction", "conversations", "conversation",
-    "messages", "context",
-)  # fmt: skip
-
-
-def _is_of_preference(name: str) -> bool:
-    return bool(_GOOD.fullmatch(name) or _BAD.fullmatch(name)) or name.lower() in _LABELS
-
-
-def _refuse_answers(
-    where: str, record: Mapping[str, Any], shape: Shape | None, config: DocumentConfig
-) -> None:
-    """Raise UsageError if a record has bad answers, or a label that may mark its answer as bad."""
-    held = {name for name, value in record.items() if isinstance(value, str | list | dict)}
-    good = [name for name in record if name in held and _GOOD.fullmatch(name)]
-    bad = [
-        name
-        for name, value in record.items()
-        if _BAD.fullmatch(name) and (name in held or (good and value is None))
-    ]
-    labels = [
-        name
-        for name, value in record.items()
-        if name.lower() in _LABELS and type(value) is bool and name not in config.value_columns
-    ]
-    if bad or (good and shape is None):
-        problem = f"{named([*good, *bad])}): no option says which answers to train on"
-        tip = "add {} to train on the good ones; DPO trainers tokenize pairs by themselves"
-    elif labels and shape is not None and shape.is_composed:
-        good = []
-        problem = f"{labels[0]} is true or false): bad answers would be trained on like good ones"
-        tip = f"keep the records whose {labels[0]} is true, and pack these with {{}}"
-    else:
-        return
-    option = _option_of_answer(record, good[0] if good else None, shape)
-    tip = tip.format(option) if option else 'write the good answers as {"messages": [...]}'
-    raise UsageError(f"{where}: preference records ({problem}", tip)
-
-
-def _option_of_answer(
-    record: Mapping[str, Any], good: str | None, shape: Shape | None
-) -> Suggested | None:
-    """Return the --field that names the `good` answer, or where the shape has it."""
-    if good is None:
-        last = shape.required[-1] if shape is not None else ""
-        return Suggested({last: shape.columns[last]}) if shape is not None else None
-    column, value = _messages_or_text(record, good)
-    messages = messages_in(value)
-    prompts = [
-        (name, path)
-        for name in _PROMPTS
-        for path, prompt in [_messages_or_text(record, name)]
-        if isinstance(prompt, str | list) and prompt and not _is_assistant(messages_in(prompt)[-1:])
-    ]
-    if messages and not (prompts and _is_assistant(messages[:1])):
-        return Suggested({"messages": column})
-    if not messages and not isinstance(value, str):
-        return None
-    if not prompts:
-        return Suggested({"text": column})
-    if prompts[0][0] == "instruction" or (not messages and "instruction" in dict(prompts)):
-        return Suggested({"output": column})
-    path = prompts[0][1]
-    is_known = path in KINDS["prompt-completion"].required[0]
-    return Suggested(({} if is_known else {"prompt": path}) | {"completion": column})
-
-
-def _messages_or_text(record: Mapping[str, Any], name: str) -> tuple[str, Any]:
-    """Return a column and its value; the messages within an object that has `messages`."""
-    value = record.get(name)
-    if isinstance(value, dict) and "messages" in value:
-        return f"{name}.messages", value["messages"]
-    return name, value
-
-
-def _is_assistant(messages: list[dict[str, Any]]) -> bool:
-    """Tell if the only message of a list is the assistant's."""
-    return any(role_of(m.get("role", m.get("from"))) == "assistant" for m in messages)
+def _records_in(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the `jq` path to the members of each list of objects, and object of objects, in a
+    record, and the first member.
+    """
+    for name, inner in value.items():
+        key = name if name.isascii() and name.isidentifier() else json.dumps(name)
+        if isinstance(inner, dict):
+            yield from _records_in(inner, f"{path}.{key}")
+        elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            yield f"{path}.{key}[]", inner[0]
+    if len(value) > 1 and all(isinstance(inner, dict) for inner in value.values()):
+        yield f"{path or '.'}[]", next(iter(value.values()))
 
 
 # --- columns of values
@@ -524,11 +467,12 @@ def ignored_columns(
         used, if_known = used_columns(member, options), _used_if_known(member, options)
         others = [name for name in fields if not any(may_hold((name,), column) for column in used)]
         names = [name for name in fields if name in others or name in if_known]
-        if not names or member.kind == TRACE:
+        if member.kind == TRACE or not (names or member.kind == "tokens"):
             continue
         first, where = _beginning_of(files[0], config), named([file.path for file in files], 1)
         if member.kind == "tokens":
-            if masks := _masks_in(first, member, others):
+            unknown = {*first.later}.difference(used, config.value_columns)
+            if masks := _masks_in(first, member, [*others, *sorted(unknown)]):
                 hint = f"--field {MASKS[0]}={masks[0]} trains on the tokens where it is 1"
                 yield f"{where}: ignored columns that look like masks: {named(masks)}; {hint}", True
             continue
@@ -540,7 +484,7 @@ def ignored_columns(
             yield f"{where}: ignored text in {named(with_text)}; {hint}", True
         if others:
             line = f"{where}: ignored column{'s' * (len(others) > 1)}: {named(others)}; {hint}"
-            may_be_bad = "label" in others and not config.renamed
+            may_be_bad = "label" in others and not names_answer(config)
             note = ". If label marks bad answers, leave those records out"
             yield line + note * may_be_bad, may_be_bad
 
@@ -581,19 +525,23 @@ def _used_if_known(shape: Shape, config: DocumentConfig) -> dict[str, str]:
 
 
 def _masks_in(first: FirstRecords, shape: Shape, names: list[str]) -> list[str]:
-    """Return the columns that seem to be masks: of the first record, 0 or 1 for each token id."""
+    """Return the columns that seem to be masks: lists with mask in their name, or of 0 and 1 for
+    each token id.
+    """
     names = [name for name in names if name not in _OTHER_FLAGS]
     if first.are_long or not names:
         return []
-    ids = shape.columns["input_ids"]
-    row = first.record([ids, *names])
-    return [
-        name
-        for name in names
-        if isinstance(row.get(name), list)
-        and len(row[name]) == len(row[ids] or ())
-        and all(flag in (0, 1) for flag in row[name])
-    ]
+    ids, are_masks = shape.columns["input_ids"], dict[str, bool]()
+    for row in first.rows([ids, *names], most=None):
+        for name in names if isinstance(row[ids], list) else ():
+            if (values := row[name]) is not None:
+                is_list = isinstance(values, list) and bool(values)
+                is_mask = is_list and (
+                    "mask" in name.lower()
+                    or (len(values) == len(row[ids]) and all(flag in (0, 1) for flag in values))
+                )
+                are_masks[name] = is_mask and are_masks.get(name, True)
+    return [name for name in names if are_masks.get(name)]
 
 
 def _with_unused_text(

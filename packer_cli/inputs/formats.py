@@ -7,7 +7,7 @@ few bytes per document.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -33,19 +33,21 @@ class FirstRecords:
     column is read once, when it is first needed.
 
     names  fields of the first record
+    later  fields that only later records have
     """
 
     def __init__(
         self,
         names: list[str],
         read: Callable[[list[str]], Mapping[str, Sequence[Any]]] = lambda columns: {},
+        later: Collection[str] = (),
         *,
         are_long: bool = False,
     ) -> None:
         """`read` returns the values of some columns, None for each record without one. `are_long`:
         a record has so many bytes that not all of its values should become objects.
         """
-        self.names, self.are_long = names, are_long
+        self.names, self.later, self.are_long = names, later, are_long
         self._read, self._columns = read, dict[str, Sequence[Any]]()
 
     def record(self, columns: Sequence[str]) -> dict[str, Any]:

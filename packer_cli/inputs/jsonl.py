@@ -61,8 +61,8 @@ _MOST_DECODED = 1 << 20  # bytes of a record whose values all become objects
 _MOST_ELEMENTS = 1 << 15  # of an array that are found together
 _MOST_HELD = 1 << 30  # bytes of an array in which a record must end
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_JOINED = "(echo [; cat FILE; echo ]) | jq -c '.[]'"  # by commas
 _FIX = "fix the {}, or use --on-error skip"
-_BY_JQ = "convert it: jq -c . FILE > FILE.jsonl"
 _Decode = Callable[[bytes | memoryview], Any]
 _Fields = dict[str, msgspec.Raw]  # of a record, not decoded yet
 
@@ -158,8 +158,10 @@ class JsonlReader(LineReader):
                     longest = max(longest, size)
             if records and (fitting is not None or stop is None):
                 names = [*(records[0] if fitting is None else fitting)]
-                are_long = longest > _MOST_DECODED
-                return FirstRecords(names, partial(_columns_of, records), are_long=are_long)
+                later = dict.fromkeys(name for record in records for name in record)
+                later = {name: None for name in later if name not in names}
+                are_long, read = longest > _MOST_DECODED, partial(_columns_of, records)
+                return FirstRecords(names, read, [*later], are_long=are_long)
         return None
 
     def _readable(
@@ -489,12 +491,15 @@ def _not_a_line(record: bytes) -> tuple[str, str] | None:
             return "a comma after the object, expected one object per line", (
                 "convert it: sed 's/,[[:space:]]*$//' FILE > FILE.jsonl"
             )
-        if after.startswith("{"):
-            return "several objects on one line, expected one object per line", _BY_JQ
+        if after.startswith((",", "{")):
+            convert = "jq -c . FILE" if after[0] == "{" else _JOINED
+            problem = "several objects on one line, expected one object per line"
+            return problem, f"convert it: {convert} > FILE.jsonl"
     if begin.endswith((b"{", b"[", b",")):
-        problem = "an object over several lines, expected one object per line"
-        in_list = "if its records are in a list of it: jq -c '.NAME[]' FILE > FILE.jsonl"
-        return problem, f"{_BY_JQ}; {in_list}"
+        return "an object over several lines, expected one object per line", (
+            "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
+            "jq -c '.NAME[]' FILE > FILE.jsonl"
+        )
     return None
 
 

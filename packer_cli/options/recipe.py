@@ -9,8 +9,10 @@ Paths in a recipe are relative to its folder. Every error names the recipe, and 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -37,6 +39,7 @@ from packer_cli.options.option import (
 )
 from packer_cli.options.options import ABOUT_MAX_EPOCHS, MAX_EPOCHS, Amount, Mixture, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions, TextField
+from packer_cli.options.shapes import KINDS
 from packer_cli.storage import is_url, local, read_bytes
 
 if sys.version_info >= (3, 11):
@@ -280,6 +283,34 @@ def keys_of(*groups: type) -> dict[str, DeclaredOption]:
     names = {"--template-arg": "template_args"}  # one table has them all
     options = options_of(*groups).values()
     return {names.get(option.flag, normal(option.flag)): option for option in options}
+
+
+_TYPED = re.compile(
+    r"(?:--(?:(?:field|role) (?:'[^']*=[^']*'|[^\s,;']+=[^\s,;]+)"
+    rf"|shape (?:{'|'.join(KINDS)})\b|prompt-template (?:none|alpaca|chat)\b) ?)+"
+)
+
+
+def in_terms_of_keys(text: str) -> str:
+    """Return a tip with the keys of a source in place of options that are typed."""
+
+    def quoted(text: str) -> str:
+        return json.dumps(text, ensure_ascii=False)
+
+    def keys(match: re.Match[str]) -> str:
+        words, tables = shlex.split(match[0]), dict[str, list[str]]()
+        for flag, value in zip(words[::2], words[1::2], strict=True):
+            name, is_pair, column = value.rpartition("=")
+            key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else quoted(name)
+            written = f"{key} = {quoted(column)}" if is_pair else quoted(value)
+            tables.setdefault(normal(flag), []).append(written)
+        keys = [
+            f"{key} = " + (f"{{{', '.join(values)}}}" if key in ("field", "role") else values[0])
+            for key, values in tables.items()
+        ]
+        return f"{' and '.join(keys)} in the source{' ' * match[0].endswith(' ')}"
+
+    return _TYPED.sub(keys, text)
 
 
 @dataclass(frozen=True)

@@ -420,6 +420,9 @@ _CALLED: dict[str, _Names] = {
 }  # fmt: skip
 
 
+ANSWERS = frozenset(_CALLED["prompt-completion"]["completion"])
+
+
 @dataclass(frozen=True)
 class Suggested:
     """Values of --field and --role that suit a record."""
@@ -500,6 +503,12 @@ def messages_in(value: Any, *keys: str, certain: bool = False) -> list[dict[str,
     )
     have_text = all({*_SAID, *keys}.intersection(message) for message in messages)
     return messages if are_said and have_text else []
+
+
+def lacks_answer(value: Any) -> bool:
+    """Tell if a value is messages without an answer of the assistant."""
+    speakers = [role_of(message.get("role", message.get("from"))) for message in messages_in(value)]
+    return bool(speakers) and all(name in ("user", "system", "developer") for name in speakers)
 
 
 def turns_in(value: Any) -> list[dict[str, Any]]:

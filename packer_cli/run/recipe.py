@@ -34,7 +34,7 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.mixing import missed_share
 from packer_cli.options.documents import OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
-from packer_cli.options.recipe import Recipe, RecipeSource
+from packer_cli.options.recipe import Recipe, RecipeSource, in_terms_of_keys
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle
 from packer_cli.records import InputFile, Notify
@@ -265,9 +265,7 @@ def naming(recipe: Recipe, source: RecipeSource) -> Iterator[None]:
     except Interrupted:
         raise
     except PackerError as error:
-        tip = error.tip
-        if "--" in tip:
-            tip += '; keys of the source are options, too: --field a=b is field = {a = "b"}'
+        tip = in_terms_of_keys(error.tip)
         if not any(one.startswith("@") for one in source.inputs):  # lists are as anywhere else
             tip = tip.replace("start at the current directory", "start at the recipe's folder")
         place = f"{recipe.path}, source {source.name!r}"
@@ -288,9 +286,12 @@ def _tokenize(tokens: SourceTokens, options: RunOptions, *, may_change: bool) ->
 
     def note(message: str) -> None:  # with the name of the source, unless it has the directory's
         named = message.startswith(f"{to}: ")
-        notify(message if named else f"source {source.name!r}: {message}")
+        notify(message if named else f"source {source.name!r}: {in_terms_of_keys(message)}")
 
-    inputs, anew = list(source.inputs), replace(options, notify=note)
+    def warn(message: str) -> None:
+        options.warn(in_terms_of_keys(message))
+
+    inputs, anew = list(source.inputs), replace(options, notify=note, warn=warn)
     now = anew
     if finished and not options.as_rank:
         now = replace(anew, add=may_change, exact=True, overwrite=False)

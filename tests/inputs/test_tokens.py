@@ -132,6 +132,21 @@ def test_masks_beside_token_ids_say_what_is_trained_on(
     assert found(path, "--field", field) == trained
 
 
+@pytest.mark.parametrize(
+    ("later", "is_mask"), [([0, 1], True), (None, True), ([0, 2], False), ([0], False)]
+)
+def test_columns_that_look_like_masks_in_later_records(
+    folder: Path, later: Any, is_mask: bool
+) -> None:
+    rows = [{"input_ids": [1, 2]}, {"input_ids": [1, 2], "is_answer": [1, 0]},
+            {"input_ids": [1, 2], "is_answer": later}]  # fmt: skip
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist([rows[0] | {"is_answer": None}, *rows[1:]]), "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        warned = packer("pack", name, "-l", 4, "-o", "out", "--overwrite").stderr
+        assert ("ignored columns that look like masks: is_answer" in warned) == is_mask
+
+
 def test_labels_of_some_records_only(folder: Path) -> None:
     rows = [
         {"input_ids": [1, 2]},

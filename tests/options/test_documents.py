@@ -733,6 +733,8 @@ TIPS: dict[str, tuple[Any, str]] = {
                                "--field prompt=task --field completion=solution"),
     "a context of messages": ({"context": HI[:1], "response": HI[1:]},
                               "--field prompt=context --field completion=response"),
+    "messages without an answer": ({"messages": HI[:1], "answer": "Hello"},
+                                   "--field prompt=messages --field completion=answer"),
     "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
     "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
     "problem": ({"problem": "Say hi.", "solution": "Hello", "level": 3},

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from chats import TAGS, assistant, chat, marked, run, user, write
-from support import assert_error, packer
+from support import assert_error, packer, succeeds
 
 ASKED, GOOD, BAD = user("2+2="), assistant("4"), assistant("5")
 TALK, WRONG = [ASKED, GOOD], [ASKED, BAD]
@@ -133,6 +133,91 @@ def test_every_command_refuses_them(folder: Path, command: str, name: str) -> No
     refused = packer(*arguments[command], *of_bytes, "-q")
     assert refused.exit_code == 2
     assert f"preference records ({fields})" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["TRL", "LLaMA-Factory", "OpenAI", "ms-swift"])
+def test_the_tip_for_a_source_of_a_recipe_is_its_keys(folder: Path, name: str) -> None:
+    """Options of the command line would be for all sources."""
+    record, _, _, text = RECORDS[name]
+    write([record] * 2, "a.jsonl")
+    write([ANSWERED], "b.jsonl")
+    Path("t.jinja").write_text(TAGS)
+    recipe = (
+        'max_length = 256\ntokenizer = "bytes"\n[[source]]\nname = "b"\ninputs = ["b.jsonl"]\n'
+        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\n'
+    )
+    recipe += 'chat_template = "./t.jinja"\n' * (text == MARKED)
+    Path("mix.toml").write_text(recipe)
+    refused = packer("pack", "mix.toml", "-o", "out", "-q")
+    assert refused.exit_code == 2
+    keys = re.search(r"add (.*) in the source to train", refused.stderr)
+    assert keys
+    Path("mix.toml").write_text(recipe + keys[1] + "\n")
+    succeeds("pack", "mix.toml", "-o", "out", "-q")
+    assert sorted(marked("out")) == sorted([PAIR, text, text])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"context": [ASKED], "completions": [{"rank": 0, "completion": [GOOD]},
+                                             {"rank": 1, "completion": [BAD]}]},
+        {"instruction": "2+2=", "completions": [{"response": "4", "overall_score": 9},
+                                                {"response": "5", "overall_score": 1}]},
+        {"conversation_a": TALK, "conversation_b": WRONG, "winner": "model_a"},
+        {"prompt": "2+2=", "response_0": "4", "response_1": "5", "better_response_id": 0},
+        {"context": [ASKED], "response1": "4", "response2": "5", "overall_preference": -2},
+        {"prompt": "2+2=", "responses": ["4", "5"], "scores": [9, 1]},
+        {"messages": [ASKED], "response_a": "4", "response_b": "5"},
+        {"messages": [ASKED], "answers": [{"answer": "4", "rank": 1}, {"answer": "5", "rank": 2}]},
+    ],
+)  # fmt: skip
+def test_answers_with_ranks_are_refused_and_no_option_helps(folder: Path, record: Any) -> None:
+    refused = run([record], template=None)
+    assert_error(refused, 2, "data.jsonl: preference records (")
+    assert "tip: write the good answers as" in refused.stderr
+
+
+def test_a_shape_that_is_asked_for(folder: Path) -> None:
+    record = chat(*TALK, chosen=TALK, rejected=WRONG)
+    refused = run([record], "--shape", "messages")
+    assert_error(refused, 2, "preference records (chosen, rejected)")
+    assert "--field messages=chosen " in refused.stderr
+    refused = run([{"prompt": "2+2=", "messages": TALK} | TEXTS], "--shape", "messages")
+    option = "--shape prompt-completion --field completion=chosen"
+    assert f"add {option} --prompt-template chat to" in refused.stderr
+    done = run(Path("data.jsonl"), "--shape", "messages", *options_in(refused.stderr))
+    assert done.exit_code == 0, done.stderr
+    assert marked("out") == [MARKED]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "text"),
+    [
+        (chat(*TALK), chat(*TALK, rejected_response="5"), MARKED),
+        (chat(*TALK), chat(*TALK, dispreferred_output="5"), MARKED),
+        (chat(*TALK), {"chosen": TALK, "rejected": WRONG, "messages": TALK}, MARKED),
+        (ANSWERED, ANSWERED | {"label": True}, PAIR),
+    ],
+)
+def test_records_later_in_a_file(folder: Path, good: Any, bad: Any, text: str) -> None:
+    """The records that begin in the first 64 KiB are looked at."""
+    records = [good] * 99 + [bad, good]
+    refused = run(records)
+    assert_error(refused, 2, "data.jsonl: preference records (")
+    write([good] * 9, "a.jsonl")  # each file is looked at
+    both = packer("pack", "a.jsonl", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "out", "-q")
+    assert both.stderr == refused.stderr
+    template = TAGS if text == MARKED else None
+    assert run(records, *options_in(refused.stderr), template=template).exit_code == 0
+    assert marked("out") == [text] * 101
+
+
+def test_records_later_in_a_file_that_no_option_packs(folder: Path) -> None:
+    """The first record has no such field, so that --field is an error."""
+    refused = run([ANSWERED] * 3 + [{"prompt": "2+2="} | TEXTS])
+    assert_error(refused, 2, "data.jsonl: preference records (chosen, rejected)")
+    assert 'write the good answers as {"messages": [...]}' in refused.stderr
 
 
 @pytest.mark.parametrize(
