@@ -14,6 +14,7 @@ import contextlib
 import re
 import textwrap
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -168,6 +169,7 @@ def made(kind: Any, sizes: dict[str, Any], attention: str) -> Any:
 
 def _of_config(kind: Any, sizes: dict[str, Any], **options: Any) -> Any:
     """A model of text, or what text passes through of one that also takes images."""
+    sizes = deepcopy(sizes)  # configs change what they get
     if not (name := _text_part(kind)):
         return hf.AutoModelForCausalLM.from_config(kind(**sizes), **options)
     config = kind()
