@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from operator import index as as_index
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from packer_cli.result.manifest import checksum
 from packer_cli.result.row_source import RowSource
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 from packer_cli.steps import Balance, Order, Schedule, Steps, StepSizes, row_costs
+from packer_cli.storage import local
 
 __all__ = ["DocumentSource", "PackedSource"]
 
@@ -93,12 +93,12 @@ class DocumentSource:
     trained on, which the first one never is, and the carried columns, bfloat16 as float32: values
     of tokens [n], or [n, K], and those of records as they are.
 
-    Raises DataError if the directory is not finished or damaged, and in another process also if it
-    has changed since the source was pickled.
+    Raises UsageError for a URL; DataError if the directory is not finished or damaged, and in
+    another process also if it has changed since the source was pickled.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+        self.path = local(path, "and documents are read from local directories only").absolute()
         self._digest: str | None = None
         self._digest = checksum(self._opened[0].facts.document)
 

@@ -58,6 +58,11 @@ def test_documents_are_those_of_the_export(results: Path) -> None:
         source[-len(source) - 1]
 
 
+def test_documents_at_a_url_are_refused() -> None:
+    with pytest.raises(UsageError, match="s3://b/tokens: a URL, and documents are read from local"):
+        DocumentSource("s3://b/tokens")
+
+
 @pytest.mark.parametrize("kind", [PackedSource, DocumentSource])
 def test_they_are_pickled_as_their_paths(tmp_path: Path, kind: type) -> None:
     """Another process prints the same, and does not read what has taken their place."""

@@ -17,19 +17,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_cli.errors import UsageError, named, one_of
+from packer_cli.errors import UsageError, named, one_line, one_of
 from packer_cli.export.formats import PART_BYTES, Exported, Tables, Writer, arrow, eos_of, lists
-from packer_cli.export.rows import UnpaddedRows, documents
+from packer_cli.export.rows import UnpaddedRows, documents, has_labels
 from packer_cli.options.run_options import FormatOptions
 from packer_cli.options.value_columns import LOSS_WEIGHTS
 from packer_cli.packing.labels import trained_flags
-from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.records import HIGHEST_ID, IGNORED, Int32, Int64
 from packer_cli.result.columns import as_numbers, lists_of
+from packer_cli.result.layout import TOKENIZER
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.reader import PackedDirectory, check_side_file
+from packer_cli.storage import read_bytes
+from packer_cli.tokenization.locate import highest_id
 
 _GROUP_BYTES = 64 << 20
-_SMALL_VOCABULARY = 1 << 16
+_HIGHEST_OF_TWO_BYTES = (1 << 16) - 1
 
 
 def loss_mask(rows: UnpaddedRows) -> Any:
@@ -53,6 +56,8 @@ def at_predicting_token(values: Any, offsets: Int64) -> Any:
 def untrained_within(exported: Exported) -> int:
     """Count the tokens that are not trained on, apart from the first of each document."""
     facts = exported.facts
+    if isinstance(exported, PackedDirectory) and not has_labels(exported):
+        return 0  # or the export is refused
     return facts.tokens - facts.documents - facts.trained_tokens
 
 
@@ -87,13 +92,16 @@ class DocumentParquet(Tables):
             if old not in names:
                 raise one_of("--names", old, names)
         renamed = {old: new for new, old in options.names}
+        if len(renamed) < len(options.names):
+            raise UsageError("--names: a column has two names", "name each column once")
         new_names = [renamed.get(name, name) for name in names]
         if twice := sorted({name for name in new_names if new_names.count(name) > 1}):
             raise UsageError(f"--names: two columns would be called {named(twice)}", "rename both")
-        if LOSS_WEIGHTS in columns and columns[LOSS_WEIGHTS].count is not None:
+        weights, flag = columns.get(LOSS_WEIGHTS), "--weights" if options.weights else "--shift"
+        if weights and weights.count is not None and (options.weights or options.shift):
             raise UsageError(
-                f"--weights: {columns[LOSS_WEIGHTS]} has several values for a token",
-                "leave out --weights, and name what a trainer weights by in the trainer",
+                f"{flag}: {weights} has several values for a token",
+                f"leave out {flag}, and name what a trainer weights by in the trainer",
             )
         if untrained := untrained_within(exported):
             mask = renamed.get("loss_mask", "loss_mask")
@@ -112,7 +120,9 @@ class DocumentParquet(Tables):
         columns = {"input_ids": lists(offsets, rows.ids), "loss_mask": mask}
         for name, column in self.exported.facts.config.value_columns.items():
             columns[name] = as_numbers(column, rows.values(column))
-            if column.is_of_segments:
+            if column.is_of_segments and name == LOSS_WEIGHTS and (given.weights or given.shift):
+                columns[name] = np.repeat(columns[name], rows.lengths)
+            elif column.is_of_segments:
                 columns[name] = arrow(columns[name])
         if given.weights or (given.shift and LOSS_WEIGHTS in columns):
             weights = columns.get(LOSS_WEIGHTS, np.float32(1))
@@ -185,6 +195,15 @@ def _ids_of(exported: Exported) -> Iterator[tuple[Int32, Int64]]:
         yield from (lists_of(batch, "input_ids") for batch in exported.stored(shard))
 
 
+def _highest_id_of(exported: Exported) -> int:
+    """Return the highest id of a vocabulary, which may have gaps. Raises DataError."""
+    facts = exported.facts
+    if TOKENIZER not in facts.side_files:
+        return facts.tokenizer.vocab_size - 1 if facts.tokenizer else HIGHEST_ID
+    check_side_file(exported.path / TOKENIZER, facts, TOKENIZER)
+    return highest_id(read_bytes(exported.path / TOKENIZER))
+
+
 class Olmo(Writer):
     """part-NNNNN.npy, token ids end to end without a header, uint16 or uint32 by vocabulary;
     part-NNNNN.csv.gz, a line for each document without a header: first token, last + 1, id
@@ -218,12 +237,12 @@ class Olmo(Writer):
     def __init__(self, folder: Path, exported: Any, **how: Any) -> None:
         super().__init__(folder, exported, **how)
         facts = exported.facts
-        is_small = facts.tokenizer and facts.tokenizer.vocab_size <= _SMALL_VOCABULARY
+        is_small = _highest_id_of(exported) <= _HIGHEST_OF_TWO_BYTES
         self._type = np.dtype("<u2" if is_small else "<u4")
         self._has_mask = untrained_within(exported) > 0
-        self._names = [one.name for one in facts.inputs]
+        self._names = [one_line(one.name) for one in facts.inputs]  # readers take it by lines
         sources = facts.source_of if isinstance(facts, Manifest) else lambda file: None
-        self._sources = [sources(file) or name for file, name in enumerate(self._names)]
+        self._sources = [one_line(sources(n) or name) for n, name in enumerate(self._names)]
         self._stack, self._parts, self._tokens = ExitStack(), 0, 0
         self._files: list[IO[bytes]] = []
 

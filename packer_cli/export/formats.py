@@ -112,7 +112,8 @@ class Writer(ABC):
             return
         if lost := facts.truncated_tokens + facts.dropped_tokens:
             yield f"{lost:,} tokens that were cut off or dropped for the rows are missing"
-        if cls.keeps_mask and (joined := facts.segments - facts.documents) > 0:
+        is_masked = cls.keeps_mask and "labels" in facts.config.columns
+        if is_masked and (joined := facts.segments - facts.documents) > 0:
             yield (
                 f"pieces of documents are joined again; the first token of {joined:,} of them is "
                 "not trained on"
@@ -557,7 +558,14 @@ class MegatronRows(Megatron):
                 f"{unended:,} segments do not end in EOS: Megatron does not set them apart from "
                 "the next one in their row"
             )
-        samples = (exported.facts.rows * width - 1) // width
+        facts = exported.facts
+        padding, pad = facts.rows * width - facts.tokens, facts.pad_token_id
+        if padding and pad != eos:
+            yield (
+                f"{padding:,} tokens are padding, {pad}: Megatron trains on them unless {pad} is "
+                "its tokenizer's padding, and nothing else"
+            )
+        samples = (facts.rows * width - 1) // width
         yield f"{samples:,} samples of --seq-length {width} in an epoch"
 
     @property

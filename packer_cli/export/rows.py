@@ -151,7 +151,7 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
         def values(kind: ValueColumn, column: Any = column, of: Any = batch) -> Any:
             return values_in(of, kind) if kind.is_of_segments else column(kind.name)
 
-        labels = column("labels") if _has_labels(packed) else None
+        labels = column("labels") if has_labels(packed) else None
         yield UnpaddedRows(column("input_ids"), labels, length, first, values)
 
 
@@ -167,7 +167,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[UnpaddedRows]:
     A document's pieces lie in one unit, so memory holds the places of one unit's segments and about
     a million tokens. The first token of a piece has no label.
     """
-    count, expected, has_labels = 0, packed.facts.documents, _has_labels(packed)
+    count, expected, labeled = 0, packed.facts.documents, has_labels(packed)
     for shards in packed.facts.shards_of_units():
         if isinstance(packed, View):
             segments, pieces = _of_view(packed, shards, read)
@@ -187,7 +187,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[UnpaddedRows]:
         cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
         for chunk in np.split(np.arange(len(tokens)), cuts):
             ids, labels, of_pieces = pieces(order[first[chunk[0]] : first[chunk[-1] + 1]])
-            labels = labels if has_labels else None
+            labels = labels if labeled else None
             begins = first[chunk] - first[chunk[0]]
 
             def values(kind: ValueColumn, of: Any = of_pieces, begins: Int64 = begins) -> Any:
@@ -230,7 +230,7 @@ def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[
         return np.concatenate([values_in(batch, kind) for batch in unit])[which]
 
     def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[ValueColumn], Any]]:
-        labels = column("labels", which) if _has_labels(packed) else None
+        labels = column("labels", which) if has_labels(packed) else None
         return column("input_ids", which), labels, partial(values, which)
 
     return np.concatenate([segments_in(batch) for batch in unit], axis=1), pieces
@@ -281,5 +281,6 @@ def parts_of(
     return partial(tokenized_documents, exported)
 
 
-def _has_labels(packed: PackedDirectory) -> bool:
+def has_labels(packed: PackedDirectory) -> bool:
+    """Tell if rows have labels; otherwise all tokens are trained on, or exports are refused."""
     return "labels" in packed.facts.config.columns

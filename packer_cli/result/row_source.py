@@ -52,7 +52,9 @@ class RowSource:
     ) -> None:
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         if not paths:
-            raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
+            raise UsageError(
+                f"{type(self).__name__}: got no path", "give the --output of packer pack"
+            )
         # absolute: shards are mapped later, perhaps by a worker elsewhere
         self.paths: tuple[Path | str, ...] = tuple(
             storage.public(name).rstrip("/") if storage.is_url(name) else Path(name).absolute()

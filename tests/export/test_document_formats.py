@@ -105,6 +105,37 @@ def test_without_carried_weights_they_are_those_of_the_mask(folder: Path) -> Non
     ]
 
 
+def test_weights_of_records_are_those_of_their_tokens(folder: Path) -> None:
+    records = [{"input_ids": [1, 2, 3], "loss_weights": 0.5}, {"input_ids": [4], "loss_weights": 2}]
+    Path("a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    column = "loss_weights:float32/record"
+    succeeds("pack", "a.jsonl", "--carry", column, "-l", 8, "-q", "-o", "packed")
+    assert [row["loss_weights"] for row in documents("packed", "--weights")] == [[0, 0.5, 0.5], [0]]
+    found = documents("packed", "--shift", "--overwrite")
+    assert [row["loss_weights"] for row in found] == [[0.5, 0.5, 0], [0]]
+    assert [row["loss_weights"] for row in documents("packed", "--overwrite")] == [0.5, 2]
+
+
+def test_several_weights_of_a_token_are_kept_as_they_are(folder: Path) -> None:
+    Path("a.jsonl").write_text('{"input_ids": [1, 2], "loss_weights": [[1, 2], [3, 4]]}')
+    succeeds("tokenize", "a.jsonl", "--carry", "loss_weights:float32[2]", "-q", "-o", "tokens")
+    for option in ("--weights", "--shift"):
+        result = packer("export", "tokens", "--to", "documents", option, "-o", "out")
+        assert_error(result, 2, f"{option}: loss_weights:float32[2]/token has several values")
+    assert documents("tokens")[0]["loss_weights"] == [[1, 2], [3, 4]]
+
+
+def test_rows_without_labels_are_trained_on_but_for_first_tokens(folder: Path) -> None:
+    """Also where a document was cut."""
+    Path("a.jsonl").write_text(json.dumps({"input_ids": [1] * 20}))
+    columns = ("--columns", "input_ids,cu_seqlens,segments")
+    succeeds("pack", "a.jsonl", "-l", 8, "--overlong", "split", *columns, "-q", "-o", "packed")
+    assert "trained on" not in packer("export", "packed", "--to", "olmo", "-o", "arrays").stderr
+    assert "part-00000.mask.npy" not in files_of(Path("arrays"))
+    assert packer("export", "packed", "--to", "documents", "-o", "out").stderr == ""
+    assert documents("packed", "--overwrite")[0]["loss_mask"] == [0] + [1] * 19
+
+
 def test_packer_reads_its_own_documents(source: str) -> None:
     documents(source)
     succeeds("tokenize", "out", *CARRY, "-q", "-o", "again")
@@ -198,6 +229,30 @@ def test_olmo_of_a_small_vocabulary(folder: Path) -> None:
         assert [line[3] for line in csv.reader(file)] == ["a1"] * 9 + ["b1"] * 9
 
 
+@pytest.mark.parametrize(("highest", "kind"), [(65_535, np.uint16), (65_536, np.uint32)])
+def test_olmo_of_a_vocabulary_with_gaps(folder: Path, highest: int, kind: Any) -> None:
+    """Its highest id decides, not how many tokens it has."""
+    vocabulary = {"<eos>": 0, "a": 1, "b": highest}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<eos>"}
+    tokenizer = {"model": model, "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": []}
+    Path("tokenizer.json").write_text(json.dumps(tokenizer))
+    Path("a.jsonl").write_bytes(jsonl("a b a"))
+    how = ("-t", "tokenizer.json", "--eos-token", "<eos>", "-q")
+    succeeds("tokenize", "a.jsonl", *how, "-o", "tokens")
+    succeeds("export", "tokens", "--to", "olmo", "-o", "out", "-q")
+    assert np.fromfile("out/part-00000.npy", kind).tolist() == [1, highest, 1, 0]
+
+
+def test_lines_of_olmo_are_lines_whatever_inputs_are_called(folder: Path) -> None:
+    Path("a, \n b.jsonl").write_bytes(jsonl("a", "b"))
+    succeeds("tokenize", "a, \n b.jsonl", "-t", "bytes", "-q", "-o", "tokens")
+    succeeds("export", "tokens", "--to", "olmo", "-o", "out", "-q")
+    with gzip.open("out/part-00000.csv.gz", "rt") as file:
+        lines = file.readlines()
+    assert [line.split(",")[:2] for line in lines] == [["0", "2"], ["2", "4"]]
+    assert [line[3] for line in csv.reader(lines)] == ["a, \\n b.jsonl"] * 2
+
+
 def test_olmo_says_where_eos_is_not_at_the_end(folder: Path) -> None:
     Path("a.jsonl").write_bytes(jsonl("a", "b<eos>c", "d"))
     how = ("-t", "bytes", "-q")
@@ -233,6 +288,10 @@ def test_parts_hold_whole_documents(folder: Path, monkeypatch: pytest.MonkeyPatc
         (("--to", "olmo", "--rows"), "--rows: --to olmo has no use for it"),
         (("--to", "documents", "--names", "x=ids"), "--names: "),
         (("--to", "documents", "--names", "loss_mask=input_ids"), "would be called loss_mask"),
+        (
+            ("--to", "documents", "--names", "a=input_ids", "--names", "b=input_ids"),
+            "--names: a column has two names",
+        ),
         (("--to", "megatron", "--rows"), "holds documents, and --to megatron is a format of rows"),
     ],
 )

@@ -253,6 +253,8 @@ def test_rows_for_megatron(packed: Path, tmp_path: Path) -> None:
     assert found == [ids + [pad] * (L - len(ids)) for ids in expected]
     assert f"{len(found) - 1:,} samples of --seq-length {L}" in result.stderr
     assert "segments do not end in EOS" in result.stderr
+    padding = len(found) * L - open_packed(packed).facts.tokens
+    assert f"{padding:,} tokens are padding, {pad}: Megatron trains on them" in result.stderr
 
 
 def read_unpacked(folder: Path) -> list[list[int]]:
