@@ -34,6 +34,12 @@ _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # Amounts of tokens in recipes are never counted in powers of two.
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _DIGITS = r"[+-]?[\d._]+(?:[eE][+-]?\d+)?"
+# choice -> names that other tools have for it, for which it is suggested
+_ELSEWHERE = {
+    "jsonl": "jsonlines ndjson", "text": "txt", "arrow": "feather", "document": "file whole",
+    "last-assistant": "last last-turn", "completion": "response", "all": "full one",
+    "each": "every", "input": "file",
+}  # fmt: skip
 # Condition, message, tip: raises UsageError if the condition is true.
 Rule = tuple[object, str, str]
 Values = dict[str, Any]  # field of an option group -> value
@@ -155,7 +161,8 @@ class DeclaredOption(NamedTuple):
         for spelled in (value, value.lower().replace("_", "-")):
             if spelled in choices:
                 return choices[spelled]
-        raise one_of(name, value, self.format.choices, choices)
+        known = {other: name for name in choices for other in _ELSEWHERE.get(name, "").split()}
+        raise one_of(name, value, self.format.choices, known | choices)
 
     def missing(self, elsewhere: str = "") -> UsageError:
         """Return the error for a required option. `elsewhere`: goes into the tip."""

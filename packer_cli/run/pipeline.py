@@ -21,6 +21,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from packer_cli import storage
 from packer_cli.errors import (
     DataError,
@@ -43,6 +45,7 @@ from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized, with_columns_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import check_options_apply, for_shape
@@ -93,6 +96,12 @@ def pack(
                 f"{option}: does not go with stdin, which only one process can read",
                 "write the data to a file, and name that",
             )
+    for name, declared in options_of(type(config)).items():
+        try:
+            msgspec.json.encode(value := getattr(config, name))
+        except UnicodeEncodeError:
+            problem = f"{declared.flag}: {value!r} is not UTF-8, so no manifest can hold it"
+            raise UsageError(problem, "use a name that is UTF-8") from None
     begin_stdin()
     notes = _HeldNotes(options.notify)
     held = replace(options, notify=notes.hold)

@@ -45,7 +45,8 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --carry w:int32             | --carry: no record at the beginning of a.jsonl has 'w'
 --carry w:int32 --carry-default w=0.5 | --carry-default: w: 0.5 is not a value of int32
 --carry w:int32 --carry-default v=0 | --carry-default: nothing carries 'v'
---sample-by file            | --sample-by: 'file' is not one of line, paragraph, document
+--sample-by file            | --sample-by: 'file' is not one of | did you mean document?
+--train-on last             | --train-on: 'last' is not one of | did you mean last-assistant?
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
 --balance attention --strategy nf   | --balance does not go with --strategy next-fit
 --max-segments-per-row 2 --strategy wrap | --max-segments-per-row does not go with --strategy wrap
@@ -292,3 +293,12 @@ def test_names_that_are_not_utf8(data: Path) -> None:
         assert result.returncode == 2, result.stderr
         assert "out\\xff': the name is not UTF-8\ntip: " in result.stderr
     assert not os.path.exists(named)
+
+
+@pytest.mark.parametrize("option", ["--eos-token", "--text-field"])
+def test_options_that_no_manifest_can_hold(data: Path, option: str) -> None:
+    result = unaltered("pack", "a.jsonl", "-l", 16, "-o", "out", option, os.fsdecode(b"\xff"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {option.replace('text-', '')}: ")
+    assert " is not UTF-8, so no manifest can hold it\ntip: " in result.stderr
+    assert not Path("out").exists()
