@@ -229,7 +229,9 @@ class Olmo(Writer):
             unended += len(last) - int(is_ended.sum())
             within += int((counts > is_ended).sum())
         what = "readers that find documents by EOS, as OLMo-core does without their .csv.gz,"
-        if unended:
+        if eos < 0:
+            yield f"no EOS is known: {what} may join or cut them"
+        elif unended:
             yield f"{unended:,} documents do not end in EOS: {what} join them with the next"
         if within:
             yield f"{within:,} documents have EOS before their end: {what} cut them there"

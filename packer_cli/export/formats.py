@@ -553,10 +553,12 @@ class MegatronRows(Megatron):
         for part in rows_of_shards(exported, lambda size: None):
             last = part.segment_offsets[1:] - 1
             unended += int((part.ids[last] != eos).sum())
-        if unended:
+        if eos < 0:
+            yield "no EOS is known, by which alone Megatron sets segments apart"
+        elif unended:
             yield (
                 f"{unended:,} segments do not end in EOS: Megatron does not set them apart from "
-                "the next one in their row"
+                "what follows"
             )
         facts = exported.facts
         padding, pad = facts.rows * width - facts.tokens, facts.pad_token_id

@@ -259,6 +259,11 @@ def test_olmo_says_where_eos_is_not_at_the_end(folder: Path) -> None:
     succeeds("tokenize", "a.jsonl", *how, "-o", "tokens", "--no-eos")
     result = succeeds("export", "tokens", "--to", "olmo", "-o", "out")
     assert "3 documents do not end in EOS" in result.stderr
+    Path("ids.jsonl").write_text('{"input_ids": [1, 2]}')
+    succeeds("tokenize", "ids.jsonl", "-q", "-o", "ids")
+    result = succeeds("export", "ids", "--to", "olmo", "-o", "of-ids")
+    assert "no EOS is known" in result.stderr
+    assert "1 documents" not in result.stderr
 
 
 def test_parts_hold_whole_documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,9 +252,20 @@ def test_rows_for_megatron(packed: Path, tmp_path: Path) -> None:
     found = read_megatron(tmp_path / "out", "rows")
     assert found == [ids + [pad] * (L - len(ids)) for ids in expected]
     assert f"{len(found) - 1:,} samples of --seq-length {L}" in result.stderr
-    assert "segments do not end in EOS" in result.stderr
+    assert "no EOS is known" in result.stderr
     padding = len(found) * L - open_packed(packed).facts.tokens
     assert f"{padding:,} tokens are padding, {pad}: Megatron trains on them" in result.stderr
+
+
+def test_rows_for_megatron_that_it_does_not_set_apart(folder: Path) -> None:
+    """Pieces of a document but its last; rows are full, so there is no padding to speak of."""
+    Path("a.jsonl").write_bytes(jsonl("x" * (3 * L - 1)))
+    pack("a.jsonl", "-l", L, "-t", "bytes")
+    assert succeeds("export", "out", "--to", "megatron", "--rows", "-o", "rows").stderr == (
+        "packer: --to megatron: 2 segments do not end in EOS: Megatron does not set them apart "
+        "from what follows\n"
+        f"packer: --to megatron: 2 samples of --seq-length {L} in an epoch\n"
+    )
 
 
 def read_unpacked(folder: Path) -> list[list[int]]:
