@@ -48,7 +48,7 @@ def __getattr__(name: str) -> object:
             raise ImportError(
                 "packer_cli here is the source tree, whose kernels are not built: start Python "
                 "in another directory, or install with pip install --editable ."
-            ) from error
+            ) from None
     raise AttributeError(f"module 'packer_cli' has no attribute {name!r}")
 
 

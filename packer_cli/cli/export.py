@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, print_note, refuse_name
+from packer_cli.cli.reports import LOCAL_ONLY, Directory, ViewOptions, notes, refuse_name
 from packer_cli.errors import UsageError, one_line
 from packer_cli.options.option import OptionGroup, choice, refuse
 from packer_cli.options.run_options import FormatOptions, Locking, ProgressOptions, StepOptions
@@ -78,7 +78,7 @@ def export(
         overwrite=options.overwrite,
         no_lock=locks.no_lock,
         show_progress=not reporting.quiet,
-        notify=print_note,
+        notify=notes(quiet=reporting.quiet),
     ).facts
     names = ("rows", "segments", "documents", "tokens")
     counts = {name: getattr(facts, name) for name in names if name in facts.document}

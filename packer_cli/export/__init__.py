@@ -187,9 +187,10 @@ def _refuse(
         ),
         (
             not of_rows and kind.takes is not documents,
-            f"{place}: holds documents, and --to {to} is a format of rows",
+            f"{place}: holds documents, and --to {to}{' --rows' * options.rows} is a format of "
+            "rows",
             f"pack them first: packer pack {place} --max-length 4096; or export the "
-            f"documents: --to {with_documents}",
+            f"documents: --to {with_documents}{', without --rows' * options.rows}",
         ),
         (
             untrained > 0 and not (kind.keeps_mask and keeps_mask),

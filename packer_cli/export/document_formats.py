@@ -115,6 +115,10 @@ class DocumentParquet(Tables):
         self._renamed = {old: new for new, old in self.options.names}
         self._group, self._group_bytes = list[Any](), 0
 
+    @property
+    def is_shifted(self) -> bool:
+        return self.options.shift
+
     def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         given, offsets, mask = self.options, rows.offsets, loss_mask(rows)
         columns = {"input_ids": lists(offsets, rows.ids), "loss_mask": mask}

@@ -28,6 +28,7 @@ from packer_cli.errors import DataError, UsageError, named
 from packer_cli.export.rows import UnpaddedRows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
+from packer_cli.options.formats import SHIFTED
 from packer_cli.options.run_options import FormatOptions
 from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.figures import squared_sums
@@ -160,9 +161,15 @@ class Tables(Writer):
         """Arrow arrays of the same length."""
         raise NotImplementedError
 
+    @property
+    def is_shifted(self) -> bool:
+        """True if masks are those of the next token, which files then say to `packer pack`."""
+        return False
+
     def batch(self, part: Any) -> Any:
         """The record batch of a part."""
-        return pa.RecordBatch.from_pydict(self.columns(part))
+        metadata = {SHIFTED: "true"} if self.is_shifted else None
+        return pa.RecordBatch.from_pydict(self.columns(part), metadata=metadata)
 
     def write(self, part: Any) -> None:
         self.write_batch(self.batch(part))
@@ -429,6 +436,7 @@ class MegatronBridge(Tables):
     file_name = "packed-{:05d}.idx.parquet"
     start = pq.ParquetWriter
     how: ClassVar = {"row_group_size": _ROW_GROUP}
+    is_shifted = True
 
     def columns(self, rows: UnpaddedRows) -> dict[str, Any]:
         added = -rows.lengths % self.exported.segment_multiple + 1

@@ -21,7 +21,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from packer_cli import storage
-from packer_cli.errors import DataError, damaged_input, from_os_error, named
+from packer_cli.errors import DataError, UsageError, damaged_input, from_os_error, named
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.formats import FIRST, FirstRecords, Reader
 from packer_cli.inputs.record_columns import (
@@ -32,6 +32,7 @@ from packer_cli.inputs.record_columns import (
     records_of,
 )
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import SHIFTED
 from packer_cli.options.shapes import (
     ABSENT,
     FACTS_OF_TRACES,
@@ -98,7 +99,10 @@ _EXPECTED = {  # kind of shape -> its columns' type, and a tip
 def _columns_to_read(
     file: InputFile, schema: Any, shape: Shape, config: DocumentConfig
 ) -> list[str]:
-    """Return the columns to read. Raises DataError if one is missing or has a wrong type."""
+    """Return the columns to read.
+
+    Raises DataError if one is missing or has a wrong type, UsageError if masks are shifted.
+    """
     if shape.kind == TRACE:
         names = chain.from_iterable(names_in_traces(shape).values())
         used = [*names, *config.value_columns, *FACTS_OF_TRACES]
@@ -114,6 +118,12 @@ def _columns_to_read(
         for name, column in config.value_columns.items()
         if column.of != MESSAGE and (column.default is None or fields_at(schema, name))
     ]
+    masks = [name for name in wanted if field_of.get(name) in MASKS]
+    if masks and SHIFTED.encode() in (schema.metadata or {}):
+        raise UsageError(
+            f"{file.path}: its {masks[0]} is that of the next token, for another trainer",
+            "pack the directory that it was exported from, or export it without --shift",
+        )
     for name in [*wanted, *values]:
         fields = fields_at(schema, name)
         if (count := len(fields)) != 1:

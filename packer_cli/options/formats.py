@@ -12,6 +12,9 @@ from typing import NamedTuple
 from packer_cli import storage
 from packer_cli.errors import one_of
 
+# The key in the metadata of Parquet files whose masks are those of the next token.
+SHIFTED = "packer.shifted"
+
 
 class Format(NamedTuple):
     """A format of files, as far as it is known without reading one.

@@ -46,6 +46,8 @@ from packer_cli.result.layout import (
     INCOMPLETE,
     MANIFEST,
     SIDE_FILE_PATTERN,
+    STATE,
+    UNITS,
     WORK,
     AtLeastOne,
     Count,
@@ -64,7 +66,7 @@ LIMITS = ("max_loss", "max_errors", "on_error")
 DOCUMENT_TOTALS, TOTALS = DocumentTotals.__struct_fields__, Totals.__struct_fields__
 _OWN = InputTotals.__struct_fields__
 OF_INPUTS = (*_OWN[:4], *_OWN[5:11], _OWN[4], *_OWN[11:])  # what is trained on comes after losses
-_ANEW = "pack the data again"
+_ANEW = "move the directory away, and pack the data again"
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 _WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -536,6 +538,11 @@ def _no_result(name: str) -> PackerError:
         return DataError(
             f"{name}: holds a result for each side of its split, {TRAIN} and {VALIDATION}",
             f"give one of them: {' or '.join(parts)}",
+        )
+    if any(map(storage.is_file, (storage.join(name, file) for file in (UNITS, STATE)))):
+        return DataError(
+            f"{name}: has no {MANIFEST}: an incomplete copy of a result, or its manifest is lost",
+            f"copy the directory again, or {_ANEW}",
         )
     return DataError(f"{name}: has no {MANIFEST}: not packed by packer", _WHAT_TO_GIVE)
 

@@ -43,7 +43,7 @@ def warnings_of(manifest: Result) -> list[ResultWarning]:
     """Return the warnings about a result, the gravest first."""
     lost = [*_dropped(manifest), *_untrained(manifest)] if isinstance(manifest, Manifest) else []
     return [
-        *lost, *_left_out(manifest), *_copies(manifest), *_unshown(manifest),
+        *lost, *_rejected(manifest), *_left_out(manifest), *_copies(manifest), *_unshown(manifest),
         *(_formats(manifest) or _raw_prompts(manifest)), *_edges(manifest),
         *(_alike(manifest) if isinstance(manifest, Manifest) else ()),
     ]  # fmt: skip
@@ -104,6 +104,16 @@ def _longer(manifest: Manifest) -> list[str]:
                 ways.append(f"--max-length {length} keeps {how_much}")
             break
     return ways
+
+
+def _rejected(manifest: Result) -> Iterator[ResultWarning]:
+    read = manifest.documents + manifest.empty_documents + manifest.rejected_records
+    read += getattr(manifest, "dropped_documents", 0)
+    if manifest.rejected_records > _SHARE * read:
+        share = percent(manifest.rejected_records / read)
+        bad = plural(manifest.rejected_records, "bad record")
+        text = f"leaves out {bad}, {share} of all: see rejected.jsonl"
+        yield ResultWarning("rejected", text, "--max-errors 1% makes it an error")
 
 
 def _left_out(manifest: Result) -> Iterator[ResultWarning]:

@@ -51,6 +51,7 @@ from packer_cli.result.layout import (
     digest,
 )
 from packer_cli.result.manifest import LIMITS, Input, Result, load_as_is, shape_of
+from packer_cli.result.reader import PACK_AGAIN
 from packer_cli.result.wording import plural
 from packer_cli.run.place import LOCK, LockedOutput, discard, is_begun
 from packer_cli.run.run_plan import (
@@ -294,7 +295,7 @@ def refuse_other_result(
     if differ and differ != [_OTHER_ORDER]:
         raise _other_result(place, differ, may_add=not storage.is_url(str(place)))
     if lost := _lost_files(place, manifest):
-        raise _other_result(place, lost[:1])
+        raise UsageError(f"{place}: holds a finished result, but {lost[0]}", PACK_AGAIN)
     slices = [(unit.index, [part[:3] for part in unit.slices]) for unit in run.units]
     is_same = not differ and slices == [(unit.unit, unit.slices) for unit in manifest.units]
     if not (is_same or in_any_order):
@@ -387,7 +388,7 @@ def plan_addition(
             f"give those options again; {_ANEW}",
         )
     if lost := _lost_files(directory, manifest):
-        raise UsageError(f"{directory}: {lost[0]}", _ANEW)
+        raise UsageError(f"{directory}: {lost[0]}", PACK_AGAIN)
     kept = _unchanged_units(kept_units(directory, manifest), changed)
     standing = {index for record in kept for index in record.inputs}
     unnamed = {index: entry for index, entry in enumerate(inputs) if index not in current}

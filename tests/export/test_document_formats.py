@@ -297,7 +297,10 @@ def test_parts_hold_whole_documents(folder: Path, monkeypatch: pytest.MonkeyPatc
             ("--to", "documents", "--names", "a=input_ids", "--names", "b=input_ids"),
             "--names: a column has two names",
         ),
-        (("--to", "megatron", "--rows"), "holds documents, and --to megatron is a format of rows"),
+        (
+            ("--to", "megatron", "--rows"),
+            "holds documents, and --to megatron --rows is a format of rows",
+        ),
     ],
 )
 def test_it_is_refused(folder: Path, options: tuple[str, ...], message: str) -> None:
@@ -305,3 +308,14 @@ def test_it_is_refused(folder: Path, options: tuple[str, ...], message: str) -> 
     succeeds("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
     assert_error(packer("export", "tokens", *options, "-o", "out"), 2, message)
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("options", [("documents", "--shift"), ("megatron-bridge",)])
+def test_masks_of_the_next_token_are_not_packed_as_masks(
+    folder: Path, options: tuple[str, ...]
+) -> None:
+    Path("a.jsonl").write_bytes(jsonl("abc", "d"))
+    succeeds("pack", "a.jsonl", "-t", "bytes", "-l", 16, "-q", "-o", "packed")
+    succeeds("export", "packed", "--to", *options, "-q", "-o", "out")
+    result = packer("pack", "out", "-l", 16, "-q", "-o", "again")
+    assert_error(result, 2, "its loss_mask is that of the next token")

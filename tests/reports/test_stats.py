@@ -169,7 +169,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (shutil.rmtree, "out: no such directory"),
     "unfinished": (unfinished, "out: has no manifest.json: the run that writes it has not"),
     "foreign": (lambda directory: (directory / "manifest.json").unlink(),
-                "out: has no manifest.json: not packed by packer"),
+                "out: has no manifest.json: an incomplete copy of a result, or its manifest is"),
     "another version": (edited(lambda manifest: manifest.update(format_version=99)),
                         "out/manifest.json: format version 99, this packer reads 1"),
     "of another type": (edited(lambda manifest: manifest.update(rows="many")),
