@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import gathering
-from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.errors import DataError, UsageError, named, one_line
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import VIEW_COLUMNS
@@ -223,12 +223,14 @@ def _directories(
     opened = {digest(one.path / MANIFEST)[1]: one for one in map(open_tokenized, given)}
     for one in facts.inputs:
         if one.sha256 not in opened:
-            opened[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256))
+            opened[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256, given))
     return {number: opened[one.sha256] for number, one in enumerate(facts.inputs)}
 
 
-def _recorded(view: Path, path: str, expected: str) -> Path:
-    """Find the tokenized directory of an input by the path in the view's manifest.
+def _recorded(
+    view: Path, path: str, expected: str, given: Sequence[str | os.PathLike[str]]
+) -> Path:
+    """Find the tokenized directory of an input by the path in the view's manifest. `given`: others.
 
     If both were moved, or are on another machine, it is looked for from a folder that both lie in:
     the ends of the path are tried from the view and from all folders above it. The digest decides
@@ -243,6 +245,8 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
         if digest(place)[1] == expected:
             return Path(storage.shown(str(place.parent)))
         problem = "has changed"
+    if given:
+        problem += f", and is not {named(map(str, given))}"
     folder = storage.shown(str(recorded.parent))
     raise DataError(
         f"{view}: its tokenized directory {folder} {problem}: expected its {MANIFEST} with the "

@@ -381,8 +381,10 @@ def _number_of(option: str, given: str | None) -> tuple[int, str]:
         raise UsageError(f"{name}: {text!r} is not a number")
     number = int(text)
     if name == f"{_ARRAY}ID":  # --array=1-7:2
-        first, step = (os.environ.get(f"{_ARRAY}{one}", "") for one in ("MIN", "STEP"))
-        number = (number - int(first or 0)) // int(step or 1)
+        first, step = (os.environ.get(f"{_ARRAY}{one}") or "0" for one in ("MIN", "STEP"))
+        if not (first + step).isdecimal():
+            raise UsageError(f"{_ARRAY}MIN: {first!r}, or STEP: {step!r}, is not a number")
+        number = (number - int(first)) // max(1, int(step))
     return number, name
 
 

@@ -200,7 +200,8 @@ class TestTokensThatMoved:
         assert_error(result, 1, "view: its tokenized directory b has changed", expected)
         assert "--tokens DIR" in result.stderr
         result = packer("show", view, "--tokens", "b")
-        assert_error(result, 1, "view: its tokenized directory b has changed", expected)
+        problem = "view: its tokenized directory b has changed, and is not b: "
+        assert_error(result, 1, problem, expected)
         assert_error(packer("show", view, "--tokens", "nowhere"), 2, "nowhere")
         assert_error(packer("show", view, "--tokens", view), 1, "view: holds packed rows")
 

@@ -132,6 +132,15 @@ def test_ranks_of_schedulers(
     assert (f"packer: rank 1 of 2, from {next(iter(environment))}" in said) == bool(given)
 
 
+@pytest.mark.parametrize(("step", "problem"), [("x", "'x', is not a number"), ("0", "ranks are")])
+def test_odd_steps_of_a_scheduler(step: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ID": "4", "COUNT": "2", "STEP": step}.items():
+        monkeypatch.setenv(f"{ARRAY}{name}", value)
+    result = packer("pack", "a.jsonl", *OPTIONS, "-o", "out", *AUTO)
+    assert result.exit_code == 2
+    assert problem in result.stderr
+
+
 def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
     """Both would write the shards of some units at the same time."""
     succeeds(*rank(0, 2))
