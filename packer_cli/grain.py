@@ -76,14 +76,15 @@ class PackedSource(RowSource):
         options = world_size, batch_size, micro_batches, seed, balance, hidden_size
         if not 0 <= rank < world_size:
             raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
-        if self._steps is None or self._steps[0] != options:
+        known = self._steps  # one read: other threads may ask for other steps
+        if known is None or known[0] != options:
             costs = None
             if balance is not None:
                 costs = row_costs(self.squared_lengths, self.max_length, hidden_size)
             sizes = StepSizes(world_size, batch_size, micro_batches)
             schedule = Schedule(Order(len(self), seed), sizes, balance=balance, costs=costs)
-            self._steps = options, Steps(schedule)
-        return self._steps[1].rows_of(step)[rank]
+            known = self._steps = options, Steps(schedule)
+        return known[1].rows_of(step)[rank]
 
 
 class DocumentSource:

@@ -10,6 +10,7 @@ whatever file they are in. Memory is a few dozen bytes a document.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -296,6 +297,8 @@ def _left_for_weights(
 def _shares(weights: Sequence[float]) -> list[float]:
     """Return shares of the whole by weight; all 0 if the weights are."""
     total = sum(weights) or 1.0
+    if math.isinf(total):  # near the largest float
+        return _shares([weight / max(weights) for weight in weights])
     return [weight / total for weight in weights]
 
 

@@ -481,6 +481,14 @@ def _parsed(path: str) -> Values:
             f"{path}: {str(error).replace('at end of document', place)}",
             'a recipe is TOML in UTF-8: name = "text", number = 4096, list = ["a"], [[source]]',
         ) from None
-    if "\0" in text or "\\u0000" in text or "\\U00000000" in text:
+    if _holds_nul(content):
         raise UsageError(f"{path}: holds a NUL", "no name or value has one: leave it out")
     return content
+
+
+def _holds_nul(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_nul, [*value, *value.values()]))
+    if isinstance(value, list):
+        return any(map(_holds_nul, value))
+    return isinstance(value, str) and "\0" in value

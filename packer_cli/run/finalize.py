@@ -299,6 +299,11 @@ def publish(
         options.notify(f"{url}: up to date")
         if state.owned.keys() <= {*listed(state.result), MANIFEST}:
             clean_url(state, state.owned)  # at most the journal of its own upload
+        else:  # interrupted or going on: there is no way to know
+            options.notify(
+                f"{url}: another upload into it was interrupted, or is going on; --overwrite "
+                "removes what it has left there"
+            )
         return state.result
     state.refuse_foreign(names_of(run))
     announce(state)  # which shows that the URL can be written to
