@@ -71,7 +71,7 @@ from packer_cli.result.wording import count, directories, percent, plural, size,
 _MOST_INPUTS = 100  # on a page, so that it stays small
 _OF_INPUTS = {"documents": "documents", "tokens": "tokens", "empty": "empty_documents",
               "rejected": "rejected_records", "bytes": "size"}  # fmt: skip
-_BUILT_IN = "bytes (built in; no --tokenizer given)"
+_BUILT_IN = "bytes (built in)"
 _SHOWN = ("max_length", "strategy", "overlong")  # options that are listed with their default, too
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
                 "columns", "shuffle", "window_tokens", "mixture"}  # fmt: skip
@@ -461,6 +461,9 @@ def _facts(manifest: Result) -> Iterator[Fact]:
         config, shape = manifest.config, shape_of(manifest)
         prompts = prompts_described(shape, config.prompt_template)
         trained = config.train_on or "what is default for each"
+        first = getattr(manifest, "segments", manifest.documents)  # tokens that nothing precedes
+        if shape.kind == "tokens" and manifest.trained_tokens < manifest.tokens - first:
+            trained = "what labels and masks say"
         described = f"{kinds_of(shape)}{prompts and ', '}{prompts}; trained on: {trained}"
         yield Fact("records", described)
     if template:

@@ -94,7 +94,7 @@ def test_the_tokenizer_is_announced_on_stderr_and_the_table_on_stdout(data: Path
     assert untimed(result.stderr) == NO_TOKENIZER + "packer: a-packed-16: done\n"
     shown = result.stdout
     assert shown.startswith("a-packed-16\nmade from    1 input, ")
-    assert "\ntokenizer    bytes (built in; no --tokenizer given); 258 ids\n" in shown
+    assert "\ntokenizer    bytes (built in); 258 ids\n" in shown
     assert "\n\nutilization  " in shown
     assert recover_texts("a-packed-16") == ["first", "second"]
 
