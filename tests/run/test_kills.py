@@ -19,7 +19,7 @@ from altered import faulty
 from stops import AB, BC, KILLS, PACK, TOKENIZE, WRITING, A, B, Kind, Stops, prepare
 from support import contents, heavy, succeeds
 
-from packer_cli.export.formats import FORMATS
+from packer_cli.export import FORMATS
 from packer_cli.result.layout import digest
 
 RECIPE = """
