@@ -187,7 +187,7 @@ def _width(kind: Any) -> int:
     count, item = 1, kind
     if pa.types.is_fixed_size_list(kind):
         count, item = kind.list_size, kind.value_type
-    return count * int(item.to_pandas_dtype()().itemsize)
+    return count * max(int(item.bit_width) // 8, 1)
 
 
 def _ids_of(exported: Exported) -> Iterator[tuple[Int32, Int64]]:

@@ -295,7 +295,7 @@ def refuse_other_result(
     if differ and differ != [_OTHER_ORDER]:
         raise _other_result(place, differ, may_add=not storage.is_url(str(place)))
     if lost := _lost_files(place, manifest):
-        raise UsageError(f"{place}: holds a finished result, but {lost[0]}", PACK_AGAIN)
+        raise UsageError(f"{place}: holds a finished result that differs: {lost[0]}", PACK_AGAIN)
     slices = [(unit.index, [part[:3] for part in unit.slices]) for unit in run.units]
     is_same = not differ and slices == [(unit.unit, unit.slices) for unit in manifest.units]
     if not (is_same or in_any_order):
