@@ -450,6 +450,7 @@ class _Remote(io.RawIOBase):
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._file: Any = None  # until it is open, for `close`
         with _explained(url):
             store, name = _store(url)
             file = store.open(name, "rb", cache_type="none")
@@ -483,7 +484,7 @@ class _Remote(io.RawIOBase):
         return filled
 
     def close(self) -> None:
-        if not self.closed:
+        if not self.closed and self._file is not None:
             self._file.close()
         super().close()
 
