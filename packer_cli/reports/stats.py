@@ -164,7 +164,9 @@ def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> _Values:
     """Return totals of rows and what follows from them, such as rows over the lower bound."""
     names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
     mixed, costs = mixedness(totals, totals["histograms"]), totals.get("attention_cost") or {}
-    spreads = {side: AttentionCost(**cost).spread for side, cost in costs.items() if cost["rows"]}
+    if not all(cost["rows"] for cost in costs.values()):
+        costs = {}
+    spreads = {side: AttentionCost(**cost).spread for side, cost in costs.items()}
     return {name: totals.get(name, 0) for name in names} | {
         "max_length": config.max_length,
         "strategy": config.strategy,
