@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from operator import index as as_index
 from typing import Any
 
 import numpy as np
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError
 from packer_cli.packing.labels import trained_flags
 from packer_cli.records import FILE, POSITION, START, Documents, Int64, offsets_of
 from packer_cli.result.columns import as_numbers
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import checksum
-from packer_cli.result.row_source import RowSource
+from packer_cli.result.row_source import RowSource, number_of
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
-from packer_cli.steps import Balance, Order, Schedule, Steps, StepSizes, row_costs
+from packer_cli.steps import Balance, Order, Schedule, Steps, StepSizes, check_rank, row_costs
 from packer_cli.storage import local
 
 __all__ = ["DocumentSource", "PackedSource"]
@@ -74,8 +73,7 @@ class PackedSource(RowSource):
         hidden_size; DataError for more ranks than rows.
         """
         options = world_size, batch_size, micro_batches, seed, balance, hidden_size
-        if not 0 <= rank < world_size:
-            raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
+        check_rank(rank, world_size)
         known = self._steps  # one read: other threads may ask for other steps
         if known is None or known[0] != options:
             costs = None
@@ -125,10 +123,7 @@ class DocumentSource:
 
     def __getitem__(self, document: int) -> dict[str, Any]:
         directory, tokens = self._opened
-        count, number = len(directory), as_index(document)
-        if not -count <= number < count:
-            raise IndexError(f"document {number} of {count}")
-        number %= count
+        number = number_of("document", document, len(directory))
         at, start = np.array([number]), np.zeros(1, np.int32)
         offsets = offsets_of(directory.lengths[number : number + 1])
         where = {FILE: np.zeros(1, np.int32), POSITION: at, START: start}

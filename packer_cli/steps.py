@@ -405,6 +405,12 @@ def whole_size(name: str, size: object) -> int:
     return plain
 
 
+def check_rank(rank: int, world_size: int) -> None:
+    """Raise UsageError for a rank that is out of range."""
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
+
+
 class Order:
     """Shuffled rows of all epochs, by places 0, 1, ...
 

@@ -463,13 +463,17 @@ class Counts(Totals):
 
     @property
     def records(self) -> int:
-        """All records that were read, the bad ones too."""
-        placed = self.documents + self.empty_documents + self.dropped_documents
-        return self.rejected_records + placed
+        return records_read(self)
 
     def conserved(self) -> bool:
         """Tell if every encoded token is accounted for."""
         return self.encoded_tokens == self.tokens + self.truncated_tokens + self.dropped_tokens
+
+
+def records_read(totals: Any) -> int:
+    """Count all records that were read, the bad ones too, from `Counts` or a manifest."""
+    placed = totals.documents + totals.empty_documents + getattr(totals, "dropped_documents", 0)
+    return int(totals.rejected_records + placed)
 
 
 def _add(totals: Struct, more: Mapping[str, int]) -> None:

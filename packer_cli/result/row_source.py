@@ -34,6 +34,15 @@ from packer_cli.result.reader import (
 SOURCE = "source"
 
 
+def number_of(what: str, index: int, count: int) -> int:
+    """Return the number of one of `count` rows or documents, which an index below 0 counts from
+    the end. Raises IndexError.
+    """
+    if not -count <= (plain := as_index(index)) < count:
+        raise IndexError(f"{what} {plain} of {count}")
+    return plain % count
+
+
 class RowSource:
     """Rows of packed directories and views, in the order of their shards.
 
@@ -162,13 +171,8 @@ class RowSource:
     def numbers(self, rows: Sequence[int]) -> Int64:
         """Return the numbers of rows, counted from the first. Raises IndexError."""
         count = len(self)
-
-        def number(row: int) -> int:
-            if not -count <= (plain := as_index(row)) < count:
-                raise IndexError(f"row {plain} of {count}")
-            return plain % count
-
-        return np.fromiter(map(number, rows), np.int64, len(rows))
+        numbers = (number_of("row", row, count) for row in rows)
+        return np.fromiter(numbers, np.int64, len(rows))
 
     @cached_property
     def _source_of_input(self) -> Int32:

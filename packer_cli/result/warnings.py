@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from packer_cli.errors import named
 from packer_cli.options.options import MAX_LENGTH_LIMIT
 from packer_cli.options.shapes import prompt_templates, shape_named
-from packer_cli.result.counts import mixedness
+from packer_cli.result.counts import mixedness, records_read
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result, shape_of
 from packer_cli.result.wording import percent, plural, unshown
@@ -107,8 +107,7 @@ def _longer(manifest: Manifest) -> list[str]:
 
 
 def _rejected(manifest: Result) -> Iterator[ResultWarning]:
-    read = manifest.documents + manifest.empty_documents + manifest.rejected_records
-    read += getattr(manifest, "dropped_documents", 0)
+    read = records_read(manifest)
     if manifest.rejected_records > _SHARE * read:
         share = percent(manifest.rejected_records / read)
         bad = plural(manifest.rejected_records, "bad record")

@@ -19,7 +19,17 @@ from typing import Any
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.option import refuse
 from packer_cli.records import Int64
-from packer_cli.steps import WINDOW, Balance, Cost, Order, Schedule, Steps, StepSizes, row_costs
+from packer_cli.steps import (
+    WINDOW,
+    Balance,
+    Cost,
+    Order,
+    Schedule,
+    Steps,
+    StepSizes,
+    check_rank,
+    row_costs,
+)
 
 _AT_ONCE = 4096  # rows of all ranks
 
@@ -131,7 +141,7 @@ class PackedSampler:
         Raises UsageError for a negative step and a rank that is out of range, DataError if
         drop_last leaves no batch.
         """
-        _check_rank(rank, self.world_size)
+        check_rank(rank, self.world_size)
         return Steps(self._schedule, drop_last=drop_last).rows_of(step)[rank]
 
     @property
@@ -221,13 +231,8 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
             )
         return 0, 1
     rank, world_size = as_index(rank), as_index(world_size)  # plain ints: states are JSON
-    _check_rank(rank, world_size)
+    check_rank(rank, world_size)
     return rank, world_size
-
-
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
 
 
 def _check_options(
