@@ -462,12 +462,14 @@ cdef int64_t _value(const uint8_t* data, int64_t at, int64_t end) noexcept nogil
 
 
 cdef int64_t _text_of(
-    const uint8_t* data, int64_t at, int64_t end, const uint8_t* name, int64_t size, uint8_t* out
+    const uint8_t* data, int64_t at, int64_t end,
+    const uint8_t* names, const int64_t* edges, int64_t others, uint8_t* out,
+    int64_t* places, int64_t stride,
 ) noexcept nogil:
-    """How many bytes the text of that name has, which is written to `out`; -1 where the record is
-    not one that surely has it.
+    """How many bytes the text of the first name has, which is written to `out`; -1 where the record
+    is not one that surely has it. Where the values of the other names are is written to `places`.
     """
-    cdef int64_t key, written = -1
+    cdef int64_t key, i, size, begin, written = -1
     at = _after_blanks(data, at, end)
     if at >= end or data[at] != c"{":
         return -1
@@ -476,12 +478,20 @@ cdef int64_t _text_of(
         at = _name(data, key, end)
         if at < 0 or memchr(data + key, c"\\", at - key) != NULL:  # a name in another spelling
             return -1
-        if at - key >= size + 2 and memcmp(data + key, name, size + 2) == 0:
+        if at - key >= edges[1] and memcmp(data + key, names, edges[1]) == 0:
             if written >= 0 or data[at] != c'"':
                 return -1
             at = _string(data, at + 1, end, out, &written)
         else:
+            begin = at
             at = _value(data, at, end)
+            for i in range(others if at >= 0 else 0):
+                size = edges[i + 2] - edges[i + 1]
+                if begin - key >= size and memcmp(data + key, names + edges[i + 1], size) == 0:
+                    if places[i * stride] >= 0:
+                        return -1
+                    places[i * stride] = begin
+                    places[i * stride + 1] = at
         if at < 0:
             return -1
         at = _after_blanks(data, at, end)
@@ -493,20 +503,31 @@ cdef int64_t _text_of(
 
 def find_texts(
     const uint8_t[::1] data, const int64_t[::1] begins, const int64_t[::1] ends,
-    const uint8_t[::1] name, uint8_t[::1] out, int64_t[::1] offsets,
+    const uint8_t[::1] names, const int64_t[::1] edges, uint8_t[::1] out, int64_t[::1] offsets,
+    int64_t[:, :, ::1] places,
 ) -> int:
-    """Find the text of each JSON object, the value of one field. Returns how many were found: all,
-    or those before the first object that is odd. What is found is right, and what is odd may
-    still be valid: a name with an escape, or twice; values within more than 63 others.
+    """Find the text of each JSON object, the value of one field, and where the values of others
+    are. Returns how many objects were read: all, or those before the first one that is odd. What is
+    found is right, and what is odd may still be valid: a name with an escape, or twice; values
+    within more than 63 others.
 
     IN  data     uint8[B]; object i is data[begins[i] : ends[i]]
-    IN  name     uint8[k + 2], the field's in its quotes, in UTF-8, without anything to escape
+    IN  names    uint8, names of fields in their quotes, in UTF-8, without anything to escape, end
+                 to end; the first is the text's
+    IN  edges    int64[k + 2]: name j is names[edges[j] : edges[j + 1]]
     OUT out      uint8, at least the objects' bytes: the texts in UTF-8, each with a byte 0xFF after
     OUT offsets  int64[n + 1]: text i is out[offsets[i] : offsets[i + 1] - 1]
+    OUT places   int64[k, n, 2]: the value of name j + 1 in object i is data[places[j, i, 0] :
+                 places[j, i, 1]]; -1 if it has none
     """
-    cdef int64_t i, size, used = 0, n = begins.shape[0], room = 0
-    if ends.shape[0] != n or offsets.shape[0] != n + 1 or name.shape[0] < 2:
+    cdef int64_t i, size, used = 0, n = begins.shape[0], room = 0, others = places.shape[0]
+    if ends.shape[0] != n or offsets.shape[0] != n + 1 or names.shape[0] < 2:
         raise ValueError(f"{n} begins, {ends.shape[0]} ends, {offsets.shape[0]} offsets")
+    if edges.shape[0] != others + 2 or places.shape[1] != n or places.shape[2] != 2:
+        raise ValueError(f"{edges.shape[0]} edges of names, places of {others} in {places.shape[1]}")
+    for i in range(others + 1):
+        if not 0 <= edges[i] <= edges[i + 1] <= names.shape[0]:
+            raise ValueError(f"name {i} is at {edges[i]}..{edges[i + 1]} of {names.shape[0]}")
     for i in range(n):
         if not 0 <= begins[i] <= ends[i] <= data.shape[0]:
             raise ValueError(f"object {i} is at {begins[i]}..{ends[i]} of {data.shape[0]}")
@@ -514,11 +535,15 @@ def find_texts(
     if out.shape[0] < room:
         raise ValueError(f"{out.shape[0]} bytes for {room}")
     offsets[0] = 0
+    places[...] = -1
     if room == 0:
         return 0
     with nogil:
         for i in range(n):
-            size = _text_of(&data[0], begins[i], ends[i], &name[0], name.shape[0] - 2, &out[used])
+            size = _text_of(
+                &data[0], begins[i], ends[i], &names[0], &edges[0], others, &out[used],
+                &places[0, i, 0] if others else NULL, 2 * n,
+            )
             if size < 0:
                 break
             out[used + size] = SEPARATOR

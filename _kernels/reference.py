@@ -599,19 +599,21 @@ def find_elements(data, first):
     return found
 
 
-def find_texts(records, name):
-    """The texts of the records before the first that is odd."""
-    texts = []
+def find_texts(records, name, others):
+    """The texts of the records before the first that is odd, and their values of other names."""
+    texts, values = [], [[] for _ in others]
     for record in records:
-        text = _text_of(record, name)
-        if text is None:
+        fields = _fields_of(record, [name, *others])
+        if fields is None or not isinstance(fields.get(name), str):
             break
-        texts.append(text)
-    return texts
+        texts.append(fields[name].encode())
+        for other, found in zip(others, values, strict=True):
+            found.append(fields.get(other))
+    return texts, values
 
 
-def _text_of(record, name):
-    """What the name stands for in a JSON object, in UTF-8; None where that is not certain."""
+def _fields_of(record, names):
+    """The values of names in a JSON object; None where they are not certain."""
     try:
         source = record.decode().strip(" \t\r\n")
         record = json.loads(source, object_pairs_hook=_Pairs, parse_constant=int)
@@ -620,7 +622,7 @@ def _text_of(record, name):
         return None
     if not isinstance(record, _Pairs) or _depth(record) > 64:
         return None
-    decoder, at, written = json.JSONDecoder(), 1, []
+    decoder, at, fields = json.JSONDecoder(), 1, {}
     for _ in record:
         at = source.index('"', at)
         own, end = decoder.raw_decode(source, at)
@@ -628,8 +630,10 @@ def _text_of(record, name):
             return None
         at = re.compile(r"\s*:\s*").match(source, end).end()
         value, at = decoder.raw_decode(source, at)
-        written += [value] if own == name else []
-    return written[0].encode() if [*map(type, written)] == [str] else None
+        if own in names and own in fields:
+            return None
+        fields[own] = value
+    return fields
 
 
 class _Pairs(list):

@@ -157,7 +157,7 @@ class BadRecord:
 
 Columns = Mapping[str, Any]
 TRAINED, FILE, POSITION, START = "trained", "file", "position", "start"
-TURNS = "\0turns"  # as no field of a record is called
+TURNS, TIER = "\0turns", "\0tier"  # as no field of a record is called
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,7 @@ class Documents:
               files; with --turns each, see `turn_position`
     START     of documents, int32, index of the first token in the document it was cut from
     TURNS     of documents, int32[n, 2] as in `Records`; not kept by `concat` if some lack it
+    TIER      of documents, uint8, number of the tier of its source that it belongs to, from 0
     """
 
     ids: UInt32 | None
@@ -394,9 +395,34 @@ class Texts(Sequence[str]):
         begin, end = self.offsets[index], self.offsets[index + 1] - 1
         return self.data[begin:end].tobytes().decode()
 
+    def take(self, wanted: Int64) -> Texts:
+        """Return the texts at indices, int64[m], in this order, as a copy."""
+        begin, sizes = self.offsets[:-1][wanted], np.diff(self.offsets)[wanted]
+        offsets = offsets_of(sizes)
+        data = np.empty(int(offsets[-1]), np.uint8)
+        filling.gather_pieces(self.data, 1, begin, sizes.astype(np.int32), data)
+        return Texts(data, offsets)
+
     def clear(self) -> None:
         """Free the memory of the texts."""
         self.data, self.offsets = self.data[:0].copy(), np.zeros(1, np.int64)
+
+
+class Filtered(NamedTuple):
+    """Numbers of records, or documents, that conditions left out.
+
+    tokens   of these, as far as they are known
+    lacks    how many of these lack the field of a condition
+    differs  how many have a value of another type
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    lacks: int = 0
+    differs: int = 0
+
+
+_NONE_FILTERED = Filtered()
 
 
 @dataclass(frozen=True)
@@ -419,6 +445,7 @@ class Records:
     fields     n dicts from the shape's own names to values, for all other shapes
     columns    name -> [n] or [n, K], values of each record that follow it into its documents
     empty      number of records without tokens, which are not among the n
+    filtered   records that conditions left out, which are not among the n
     bad        records that could not be read, which are not among the n
     consumed   bytes of the file, as stored on disk, that were read for these records
     """
@@ -437,6 +464,7 @@ class Records:
     fields: list[dict[str, Any]] | None = None
     columns: Columns = field(default_factory=dict)
     empty: int = 0
+    filtered: Filtered = _NONE_FILTERED
     bad: list[BadRecord] = field(default_factory=list)
     consumed: int = 0
 
@@ -446,8 +474,10 @@ class Records:
         def of(values: Sequence[Any] | None) -> list[Any] | None:
             return None if values is None else [values[i] for i in wanted.tolist()]
 
+        texts = self.texts
         return Records(
-            self.positions[wanted], texts=of(self.texts), fields=of(self.fields),
+            self.positions[wanted], fields=of(self.fields),
+            texts=texts.take(wanted) if isinstance(texts, Texts) else of(texts),
             documents=None if self.documents is None else self.documents.take(wanted),
             columns={name: values[wanted] for name, values in self.columns.items()},
         )  # fmt: skip

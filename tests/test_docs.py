@@ -68,6 +68,7 @@ RUN = [
     ("docs/supervised.md", "### Arguments", ()),
     ("docs/python.md", "", ()),
     ("docs/audit.md", "", ()),
+    ("docs/inputs.md", "## Filters", ("src/",)),
     (SKILL, "", ()),
 ]
 

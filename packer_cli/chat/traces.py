@@ -35,6 +35,7 @@ from packer_cli.chat.messages import (
 )
 from packer_cli.errors import named
 from packer_cli.inputs.record_columns import value_of
+from packer_cli.inputs.selection import FITS, Selection
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, names_in_traces, value_at
 from packer_cli.options.value_columns import (
@@ -50,6 +51,7 @@ from packer_cli.records import (
     POSITION,
     BadRecord,
     Documents,
+    Filtered,
     InputFile,
     Int64,
     Records,
@@ -97,7 +99,7 @@ class _Branches:
     names, firsts   for each trace, its name for people, and the number of its first node
     entries, sizes  numbers of nodes, branch after branch, and how many each branch has
     record, number  for each branch, the index of its record, and its number there
-    values          for each branch, the values of its record
+    values, fits    for each branch, the values of its record, and what conditions that fits
     talks           by the number of a branch, messages that must have the same ids
     """
 
@@ -109,6 +111,7 @@ class _Branches:
     record: list[int] = field(default_factory=list)
     number: list[int] = field(default_factory=list)
     values: list[dict[str, _Array]] = field(default_factory=list)
+    fits: list[int] = field(default_factory=list)
     talks: dict[int, _Talk] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
@@ -142,6 +145,7 @@ class TraceEncoder:
         self._sampled = [one for name, one in columns.items() if name in SAMPLED]
         self._weights = [one for name, one in columns.items() if is_of_loss(name)]
         self._of_records = [one for one in columns.values() if one.of == RECORD]
+        self._selection = Selection.of(config)
 
     def __call__(self, records: Records, file: InputFile) -> Encoded:
         """Return the branches of a batch of records; those that are not traces join `bad`."""
@@ -214,7 +218,7 @@ class TraceEncoder:
                 first, number = number, number + len(paths)
                 if number > MOST_TURNS:
                     raise _TraceError(f"{number:,} branches, expected at most {MOST_TURNS:,}")
-                if not self._is_wanted(trace, record):
+                if not (fits := self._fits(trace, record, nodes, paths, branches.counts)):
                     branches.counts.filtered_traces += 1
                     continue
                 values = {
@@ -236,6 +240,7 @@ class TraceEncoder:
                     branches.record.append(index)
                     branches.number.append(first + at)
                     branches.values.append(values)
+                    branches.fits.append(fits)
                 branches.counts.traces += 1
                 branches.counts.branches += len(paths)
         return branches, self._tokens(branches)
@@ -284,25 +289,26 @@ class TraceEncoder:
         nodes = [prompt, node | {"parent": 0}] if flat.prompt_ids else [node]
         return _nodes(nodes, [one.name for one in self._sampled], "the trace")
 
-    def _is_wanted(self, trace: _Record, record: _Record) -> bool:
-        """Tell whether a trace is trained on, good enough and not too old."""
-        config = self._config
+    def _fits(
+        self,
+        trace: _Record,
+        record: _Record,
+        nodes: Sequence[Any],
+        paths: list[list[int]],
+        counts: Counts,
+    ) -> int:
+        """Return what conditions a trace fits, as in FITS; 0 if it is left out. OUT counts."""
         if self._found("agent.trainable", trace, record) is False:
-            return False
-        number = partial(self._number, trace=trace, record=record)
-        is_good = config.min_reward is None or number("reward") >= config.min_reward
-        return is_good and (config.max_age is None or number("age") <= config.max_age)
-
-    def _number(self, own: str, trace: _Record, record: _Record) -> float:
-        value = self._found(own, trace, record)
-        if not isinstance(value, int | float):
-            what = "no" if value is None else f"{value!r} is no"
-            option = {"reward": "--min-reward", "age": "--max-age"}[own]
-            raise _TraceError(
-                f"{what} {own}, which {option} needs",
-                f"--field {own}=NAME names another field, --on-error skip leaves such records out",
-            )
-        return value
+            return 0
+        if self._selection is None:
+            return 1
+        judged = self._selection.judge_one(partial(self._found, trace=trace, record=record))
+        if not judged.fits[0]:
+            lengths, each = [_length_of(node.token_ids) for node in nodes], len(paths)
+            tokens = sum(lengths[node] for path in paths for node in path)
+            lacks, differs = (each * int(said[0]) for said in (judged.lacks, judged.differs))
+            counts.add_filtered(Filtered(each, tokens, lacks, differs))
+        return int(judged.fits[0])
 
     def _found(self, name: str, trace: _Record, record: _Record) -> Any:
         """Return a value of a trace, or else of its episode; None if neither has it."""
@@ -381,6 +387,8 @@ class TraceEncoder:
             )
             for branch, values in enumerate(branches.values):
                 of_branches[one.name][branch] = values[one.name]
+        if self._selection is not None:
+            of_branches[FITS] = np.array(branches.fits, np.uint64)
         flags = (trained[index] & own).astype(np.uint8)
         return Documents.of(ids[index], offsets, flags).beside(of_tokens, of_branches)
 
@@ -430,6 +438,14 @@ def _plain(value: Any) -> Any:
 def _is_null(value: Any) -> bool:
     is_json = isinstance(value, msgspec.Raw)
     return value is None or (is_json and len(value) == len(_NULL) and bytes(value) == _NULL)
+
+
+def _length_of(values: Any) -> int:
+    """Count the items of a list of numbers, perhaps JSON."""
+    if isinstance(values, msgspec.Raw):
+        text = bytes(values)
+        return text.count(b",") + (text.strip(b"[] \t\r\n") != b"")
+    return len(values or ())
 
 
 def _typed(value: Any, kind: Any, what: str, decode: Callable[[Any], Any] | None = None) -> Any:

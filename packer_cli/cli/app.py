@@ -81,7 +81,7 @@ SECTIONS = {
     "strategy workers overwrite",
     "Input": "shape fields roles input_format sample_by on_error max_errors tokenized",
     "Documents": "add_bos add_eos eos_token special_tokens_in_text fim_rate fim_spm_rate "
-    "truncate_side max_loss carry carry_default min_reward max_age",
+    "truncate_side max_loss where carry carry_default",
     "Supervised data": "template_args prompt_template turns train_reasoning train_tool_calls "
     "turn_end allow_open_turns on_unshown",
     "Rows": "seed shuffle max_segments_per_row segment_multiple balance",

@@ -105,7 +105,7 @@ def _columns_to_read(
     """
     if shape.kind == TRACE:
         names = chain.from_iterable(names_in_traces(shape).values())
-        used = [*names, *config.value_columns, *FACTS_OF_TRACES]
+        used = [*names, *config.beside, *FACTS_OF_TRACES]
         return [name for name in schema.names if any(may_hold((name,), path) for path in used)]
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _may_be_text if shape.kind == "text" else _is_integer_list
@@ -118,6 +118,7 @@ def _columns_to_read(
         for name, column in config.value_columns.items()
         if column.of != MESSAGE and (column.default is None or fields_at(schema, name))
     ]
+    values += [name for name in config.where_fields if fields_at(schema, name)]
     masks = [name for name in wanted if field_of.get(name) in MASKS]
     if masks and SHIFTED.encode() in (schema.metadata or {}):
         raise UsageError(
@@ -137,7 +138,7 @@ def _columns_to_read(
         if expected and name in wanted and not is_right(kind) and not is_mask:
             problem = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
             raise DataError(problem, tip)
-    return [*wanted, *values]
+    return [*dict.fromkeys((*wanted, *values))]
 
 
 def fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
@@ -344,7 +345,7 @@ def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConf
     elif shape.kind != "tokens":
         columns = {field: _values(column, field, bad) for field, column in columns.items()}
     values = dict[str, Any]()
-    for name in config.value_columns if shape.kind != TRACE else ():
+    for name in config.beside if shape.kind != TRACE else ():
         if name in batch.schema.names:
             column = batch.column(name)
             values[name] = _values(column, name, bad) if _converter(column.type) else column

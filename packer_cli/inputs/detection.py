@@ -213,7 +213,8 @@ class _Detector:
         self._refuse_preference(file, first, fields)
         shape = self._shape_despite_lacking(file, first, fields)
         self._refuse_questions(file, first, fields, shape)
-        fields = [name for name in fields if name not in self._config.value_columns]
+        beside = self._config.beside
+        fields = [name for name in fields if not any(may_hold((name,), one) for one in beside)]
         return self._with_kind_of_prompt(first, shape), fields
 
     def _fields_of_later_records(self, first: FirstRecords) -> list[str]:
@@ -471,7 +472,7 @@ def ignored_columns(
             continue
         first, where = _beginning_of(files[0], config), named([file.path for file in files], 1)
         if member.kind == "tokens":
-            unknown = {*first.later}.difference(used, config.value_columns)
+            unknown = {*first.later}.difference(used, config.beside)
             if masks := _masks_in(first, member, [*others, *sorted(unknown)]):
                 hint = f"--field {MASKS[0]}={masks[0]} trains on the tokens where it is 1"
                 yield f"{where}: ignored columns that look like masks: {named(masks)}; {hint}", True

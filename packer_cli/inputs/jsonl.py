@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, overload
 
 import msgspec
@@ -54,7 +54,7 @@ from packer_cli.options.shapes import (
     may_hold,
     value_at,
 )
-from packer_cli.records import BadRecord, InputFile, Int64, Slice, Texts
+from packer_cli.records import BadRecord, InputFile, Int64, Slice, Texts, offsets_of
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 _MOST_DECODED = 1 << 20  # bytes of a record whose values all become objects
@@ -191,20 +191,24 @@ class JsonlReader(LineReader):
     ) -> Iterator[ReadColumns]:
         decode = _decoder(shape, config)
         fields = NAMES if shape.kind == "tokens" else tuple(shape.columns)
-        values = {name: _VALUES.format(number) for number, name in enumerate(config.value_columns)}
+        values = _own_names(shape, config)
 
         def columns_of(block: Block) -> ReadColumns:
-            if shape.kind == "text" and not values:
-                texts = _plain_texts(block, shape)
-                if texts is not None:
-                    return ReadColumns(block.positions, {"text": texts}, {}, block.bad)
+            if shape.kind == "text" and not config.value_columns:
+                plain = _plain_texts(block, shape, config.where_fields)
+                if plain is not None:
+                    texts, of_conditions = plain
+                    return ReadColumns(block.positions, {"text": texts}, of_conditions, block.bad)
             positions, decoded, bad = self._decoded(file, block, decode, shape, config)
             if shape.kind == TRACE:
                 return ReadColumns(positions, {}, {}, bad, fields=decoded)
             return ReadColumns(
                 positions,
                 {field: [getattr(record, field, None) for record in decoded] for field in fields},
-                {name: [getattr(r, field) for r in decoded] for name, field in values.items()},
+                {
+                    name: [getattr(r, field, None) for r in decoded]
+                    for name, field in values.items()
+                },
                 bad,
             )
 
@@ -224,7 +228,7 @@ class JsonlReader(LineReader):
             if len(piece) > limit:
                 bad.append(too_long(position, self.unit))
                 continue
-            record = _without_constants(piece, [*shape.columns.values(), *config.value_columns])
+            record = _without_constants(piece, [*shape.columns.values(), *config.beside])
             try:
                 decoded.append(decode(record))
                 good.append(position)
@@ -342,19 +346,57 @@ def _elements(data: bytes, offset: int, places: Int64) -> Block:
 # --- decoders
 
 
-def _plain_texts(block: Block, shape: Shape) -> Texts | None:
-    """Return the texts of lines, without a Python object for any; None if a line is unusual."""
-    pieces, name = block.pieces, msgspec.json.encode(shape.columns["text"])
-    if not isinstance(pieces, _ByteRanges) or b"." in name or b"\\" in name:
+def _plain_texts(
+    block: Block, shape: Shape, fields: Sequence[str] = ()
+) -> tuple[Texts, dict[str, list[Any]]] | None:
+    """Return the texts of lines, without a Python object for any, and the values of more `fields`,
+    None for a record without one; None if a line is unusual.
+    """
+    pieces, name = block.pieces, shape.columns["text"]
+    # a field may be called so, or lie in an object that is
+    outer = [[field[:at] for at, end in enumerate(f"{field}.") if end == "."] for field in fields]
+    names = [name, *dict.fromkeys(chain.from_iterable(outer))]
+    keys = [msgspec.json.encode(one) for one in names]
+    if not isinstance(pieces, _ByteRanges) or "." in name or any(b"\\" in key for key in keys):
         return None
     sizes = pieces.ends - pieces.begins
-    if sizes.max(initial=0) > byte_streams.MAX_LINE_BYTES:
+    if name in names[1:] or sizes.max(initial=0) > byte_streams.MAX_LINE_BYTES:
         return None
     out, offsets = np.empty(int(sizes.sum()), np.uint8), np.zeros(len(pieces) + 1, np.int64)
-    data, key = np.frombuffer(pieces.data, np.uint8), np.frombuffer(name, np.uint8)
-    if find_texts(data, pieces.begins, pieces.ends, key, out, offsets) < len(pieces):
+    places = np.empty((len(names) - 1, len(pieces), 2), np.int64)
+    data, joined = np.frombuffer(pieces.data, np.uint8), np.frombuffer(b"".join(keys), np.uint8)
+    found = find_texts(
+        data, pieces.begins, pieces.ends, joined, offsets_of([*map(len, keys)]), out, offsets,
+        places,
+    )  # fmt: skip
+    if found < len(pieces):
         return None
-    return Texts(out[: offsets[-1]], offsets)
+    try:
+        decoded = [_decoded_at(pieces.data, of_name) for of_name in places]
+    except _DECODE_ERRORS:
+        return None
+    there = dict(zip(names[1:], decoded, strict=True))
+    values = {
+        field: there[field] if tops == [field] else _within(tops, there, field)
+        for field, tops in zip(fields, outer, strict=True)
+    }
+    return Texts(out[: offsets[-1]], offsets), values
+
+
+def _decoded_at(data: memoryview, places: Int64) -> list[Any]:
+    """Return the JSON values at int64[n, 2]; None where a place begins below 0."""
+    values = [data[begin:end] if begin >= 0 else b"null" for begin, end in places.tolist()]
+    decoded: list[Any] = _value_decoder(b"[" + b",".join(values) + b"]")
+    return decoded
+
+
+def _within(tops: list[str], there: dict[str, list[Any]], field: str) -> list[Any]:
+    """Return the values of a field of n records, from the fields that may hold it."""
+    rows = zip(*(there[name] for name in tops), strict=True)
+    held = ({name: value for name, value in zip(tops, row, strict=True) if value is not None}
+            for row in rows)  # fmt: skip
+    values = (value_at(record, field) for record in held)
+    return [None if value is ABSENT else value for value in values]
 
 
 _any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
@@ -364,15 +406,23 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value_decoder = msgspec.json.Decoder().decode
 
 
-_VALUES = "values_{}"  # the own name of a column of values
+_VALUES = "values_{}"  # the own name of a column of values, or of a field of a condition
+
+
+def _own_names(shape: Shape, config: DocumentConfig) -> dict[str, str]:
+    """Return the own name of each field that is read beside what becomes tokens, by its name."""
+    of_shape = {name: own for own, name in shape.columns.items()}
+    return {name: of_shape.get(name, _VALUES.format(number))
+            for number, name in enumerate(config.beside)}  # fmt: skip
 
 
 def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
     """Return a decoder to structs with the shape's own names; for traces, to dicts of JSON."""
     if shape.kind == TRACE:
         return _fields_decoder
-    values = [(_VALUES.format(number), name) for number, name in enumerate(config.value_columns)]
-    optional = *shape.optional, *(field for field, _ in values)
+    values = [(own, name) for name, own in _own_names(shape, config).items()
+              if own not in shape.columns]  # fmt: skip
+    optional = *shape.optional, *(own for own, _ in values)
     # values of other fields contain each other, as in messages, so the garbage collector
     # may track them
     gc = shape.kind != "text"

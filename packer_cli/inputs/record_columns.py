@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packer_cli._kernels import inputs as kernels
+from packer_cli.inputs.selection import FITS, Selection
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import MASKS, TRACE, Shape
 from packer_cli.options.value_columns import MESSAGE, TOKEN, ValueColumn
@@ -54,7 +55,7 @@ class ReadColumns(NamedTuple):
     positions  int64[n]
     columns    by the shape's own name of a field: n values as Python has them, None for a record
                without one, or an array of Arrow
-    values     by the name of a column of values: the same
+    values     by the name of a column of values, or of a field of a condition: the same
     bad        records that are not among the n
     empty      how many more records are blank
     fields     instead of columns, for records that are passed on as they are: n dicts
@@ -90,7 +91,10 @@ def records_of(
         records = Records(positions, texts=texts, fields=fields, consumed=consumed)
     bad = sorted([*read.bad, *records.bad], key=lambda record: record.position)
     records = replace(records, bad=bad, empty=read.empty)
-    if not config.value_columns or shape.kind == TRACE:
+    if shape.kind == TRACE:
+        return records
+    records = _selected(records, read, config)
+    if not config.value_columns:
         return records
     if shape.kind == "tokens":
         ids = columns["input_ids"]
@@ -291,6 +295,38 @@ def _fault(
     return ""
 
 
+# --- conditions on fields
+
+
+def _selected(records: Records, read: ReadColumns, config: DocumentConfig) -> Records:
+    """Return records, which are some of those that were read, that may fit the conditions. With
+    FITS if documents are judged further; the others are counted.
+    """
+    selection = Selection.of(config)
+    if selection is None or not selection.is_of_records:
+        return records
+    values = {name: read.values[name] for name in config.where_fields if name in read.values}
+    judged = selection.by_fields(len(read.positions), values)
+    if len(records.positions) < len(read.positions):
+        judged = judged.of(np.flatnonzero(np.isin(read.positions, records.positions)))
+    lengths = 0 if records.documents is None else records.documents.lengths
+    filtered = judged.left_out(lengths)
+    records = replace(records, columns={**records.columns, FITS: judged.fits}, filtered=filtered)
+    return records if not filtered.documents else _kept(records, judged.kept)
+
+
+def _kept(records: Records, wanted: Int64, bad: Iterable[BadRecord] = ()) -> Records:
+    """Return records of ascending indices, int64[m], with what is said of the others, and more
+    `bad` ones.
+    """
+    kept = records.take(wanted)
+    return replace(
+        records, positions=kept.positions, texts=kept.texts, documents=kept.documents,
+        fields=kept.fields, columns=kept.columns,
+        bad=sorted([*records.bad, *bad], key=lambda record: record.position),
+    )  # fmt: skip
+
+
 # --- columns of values beside texts and tokens
 
 
@@ -319,16 +355,11 @@ def _with_values(
             real = _real_tokens(read.columns.get("attention_mask"), kept, lengths)
             of_tokens = {name: values[real] for name, values in of_tokens.items()}
         documents = documents.beside(of_tokens, {})
-    records = replace(records, documents=documents, columns=of_records)
+    records = replace(records, documents=documents, columns={**records.columns, **of_records})
     if not bad:
         return records
-    good = records.take(np.delete(np.arange(len(records.positions)), list(bad)))
     refused = [BadRecord(int(records.positions[i]), reason, tip) for i, reason in bad.items()]
-    return replace(
-        records, positions=good.positions, texts=good.texts, documents=good.documents,
-        fields=good.fields, columns=good.columns,
-        bad=sorted([*records.bad, *refused], key=lambda record: record.position),
-    )  # fmt: skip
+    return _kept(records, np.delete(np.arange(len(records.positions)), list(bad)), refused)
 
 
 def _values_of(

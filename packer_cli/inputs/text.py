@@ -189,7 +189,7 @@ class CsvReader(LineReader):
                     f"{named(header)}",
                     "name the right one with --text-field, or with --field NAME=COLUMN",
                 )
-        for name in config.value_columns:
+        for name in config.beside:
             if header.count(name) > 1:
                 raise DataError(
                     f"{file.path}: {header.count(name)} columns {name!r}", "rename one of them"
@@ -197,7 +197,7 @@ class CsvReader(LineReader):
         places = {
             field: header.index(name) for field, name in shape.columns.items() if name in header
         }
-        values = {name: header.index(name) for name in config.value_columns if name in header}
+        values = {name: header.index(name) for name in config.beside if name in header}
 
         def columns_of(batch: _CsvBatch) -> ReadColumns:
             return ReadColumns(

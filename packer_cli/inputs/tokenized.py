@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels.documents import hash_documents
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, UsageError, named
 from packer_cli.inputs.formats import DocumentReader, FirstRecords
 from packer_cli.inputs.record_columns import batches_of
 from packer_cli.options.documents import DocumentConfig
@@ -30,6 +31,7 @@ from packer_cli.options.value_columns import (
     ValueColumn,
     is_of_loss,
 )
+from packer_cli.options.where import OF_DOCUMENTS
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.records import (
     FILE,
@@ -155,6 +157,15 @@ class TokenizedInputs:
             file, number, lengths = file[order], number[order], lengths[order]
         for begin, end in batches_of(lengths):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
+
+    def stored(self, batch: Documents, name: str) -> Any:
+        """Return the values of a column of records for documents, [n], or [n, K]."""
+        parts, order = list[Any](), list[Int64]()
+        for index in np.unique(batch.file).tolist():
+            here = np.flatnonzero(batch.file == index)
+            parts.append(self._directories[index].carried_at(name, batch.position[here]))
+            order.append(here)
+        return np.concatenate(parts)[np.argsort(np.concatenate(order))]
 
     def _pool(self, index: int) -> DocumentPool:
         """Return the documents taken of a file: all in the seeded order, if none were chosen."""
@@ -334,6 +345,20 @@ def with_columns_of(files: Sequence[InputFile], config: DocumentConfig) -> Docum
             )
     check_defaults(columns, config)
     return replace(config, carry=tuple(map(str, columns.values())))
+
+
+def check_stored(files: Sequence[InputFile], fields: Iterable[str]) -> None:
+    """Raise UsageError for fields of conditions that tokenized directories do not keep."""
+    for file, name in product(files, fields):
+        columns = opened(file).value_columns
+        if name in columns and columns[name].is_of_segments:
+            continue
+        has = "has a value for each token" if name in columns else "is no column of records"
+        kept = [*OF_DOCUMENTS, *(one.name for one in columns.values() if one.is_of_segments)]
+        raise UsageError(
+            f"--where: {name!r} {has} of {as_named(file.path)}; there are {named(kept)}",
+            "filter when you tokenize, or tokenize with --carry NAME:TYPE/record",
+        )
 
 
 def shape_of(files: Sequence[InputFile]) -> Shape:

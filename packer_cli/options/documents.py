@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -21,7 +22,6 @@ from packer_cli.options.option import (
     PAIRS,
     SHARE,
     SIZE,
-    WHOLE,
     OptionGroup,
     Pairs,
     Rule,
@@ -30,6 +30,7 @@ from packer_cli.options.option import (
 )
 from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, TRAIN_ON, check_fields
 from packer_cli.options.value_columns import ValueColumn, value_columns_of
+from packer_cli.options.where import condition_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,6 +64,7 @@ class DocumentConfig(OptionGroup):
     shard_bytes       a unit's shard is continued in a new part beyond this size
     carry             as in `value_columns`; a run adds /record or the like from the first records
     carry_default     (name, JSON text)
+    tiers             of a recipe's source: conditions of each; a document is of the first it fits
     """
 
     shape: Annotated[
@@ -203,14 +205,15 @@ class DocumentConfig(OptionGroup):
             help="The value of --carry where a record or source has none. May be repeated.",
         ),
     ] = ()
-    min_reward: Annotated[
-        float | None, Option(metavar="X", help="Leave out traces with a lower reward.")
-    ] = None
-    max_age: Annotated[
-        int | None,
-        WHOLE,
-        Option(metavar="N", help="Leave out traces during which the policy took more steps."),
-    ] = None
+    where: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="CONDITION",
+            help="Leave out what it does not hold for: 'score >= 0.8', 'lang in [\"en\", \"de\"]', "
+            "'license exists'; 'tokens >= 64' is about documents. May be repeated: all hold.",
+        ),
+    ] = ()
+    tiers: tuple[tuple[str, ...], ...] = ()
     on_error: Annotated[
         str,
         choice({"fail": "end the run", "skip": "go to rejected.jsonl"}),
@@ -230,7 +233,8 @@ class DocumentConfig(OptionGroup):
 
     def _rules(self) -> Iterator[Rule]:
         check_fields(self.fields)
-        self.arguments, self.value_columns  # noqa: B018 raise for those that cannot be read
+        # these raise for what cannot be read
+        self.arguments, self.value_columns, self.where_fields  # noqa: B018
         most, rate = self.max_errors, DocumentConfig.fim_spm_rate
         yield needs("--fim-spm-rate", self.fim_spm_rate != rate, "--fim-rate", self.fim_rate)
         skips = self.on_error == "skip"
@@ -245,6 +249,17 @@ class DocumentConfig(OptionGroup):
     def value_columns(self) -> dict[str, ValueColumn]:
         """Columns that `--carry` names, by name."""
         return value_columns_of(tuple(self.carry), tuple(self.carry_default))
+
+    @property
+    def where_fields(self) -> list[str]:
+        """Fields of records that conditions name."""
+        conditions = map(condition_of, chain(self.where, *self.tiers))
+        return [*dict.fromkeys(one.field for one in conditions if not one.is_of_document)]
+
+    @property
+    def beside(self) -> list[str]:
+        """Fields of records whose values are read beside what becomes tokens."""
+        return [*dict.fromkeys((*self.value_columns, *self.where_fields))]
 
     def without_other_defaults(self) -> Self:
         """Return the options without `--carry-default` of columns that they do not name."""
@@ -288,8 +303,8 @@ class DocumentConfig(OptionGroup):
         return self.sample_by == "document"
 
     def as_json(self) -> dict[str, object]:
-        """Return the options for a manifest; unused ones of columns and traces are left out."""
+        """Return the options for a manifest; unused ones of columns and conditions are left out."""
         options = dataclasses.asdict(self)
         unused = {"carry", "carry_default"} if not self.carry else set[str]()
-        unused |= {name for name in ("min_reward", "max_age") if options[name] is None}
+        unused |= {name for name in ("where", "tiers") if not options[name]}
         return {name: value for name, value in options.items() if name not in unused}

@@ -43,7 +43,6 @@ _APPLY_TO: tuple[tuple[str, Callable[[Shape, DocumentConfig], bool], str], ...] 
     ),
     ("records with text", lambda shape, _: not shape.is_of_tokens, "special_tokens_in_text"),
     ("plain text", lambda shape, _: shape.kind == "text", "fim_rate fim_spm_rate"),
-    ("traces", lambda shape, _: shape.kind == TRACE, "min_reward max_age"),
 )
 
 

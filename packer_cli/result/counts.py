@@ -29,7 +29,7 @@ from packer_cli.packing.figures import (
     near_median,
 )
 from packer_cli.packing.fitting import Loss, Untrained
-from packer_cli.records import Int32, Int64, OmittedContent, offsets_of
+from packer_cli.records import Filtered, Int32, Int64, OmittedContent, offsets_of
 from packer_cli.result.layout import Count
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
@@ -148,6 +148,9 @@ class DocumentTotals(Struct):
     edge_tokens     hold the end of a prompt and the beginning of its answer
     traces          that became `branches`, a document each; `filtered_traces` did not
     shared_tokens   of branches, which an earlier branch of their trace has, too
+    filtered        left out by conditions: `documents`, or records that are none yet, with `tokens`
+                    as far as they are known; some of them lack a field (`without_field`), some have
+                    a value of another type in it (`of_other_type`)
     """
 
     documents: Annotated[Count, Total(column="documents")] = 0
@@ -234,14 +237,23 @@ class DocumentTotals(Struct):
     shared_tokens: Annotated[Count, Total(if_any=True)] = 0
     filtered_traces: Annotated[
         Count,
-        Total(
-            "filtered",
-            "traces left out, by --min-reward, --max-age, or as of an agent that is not trained",
-            if_any=True,
-        ),
+        Total("traces", "left out by --where, or as of an agent that is not trained", if_any=True),
     ] = 0
     compared_branches: Annotated[Count, Total(if_any=True)] = 0
     drifted_branches: Annotated[Count, Total(if_any=True)] = 0
+    filtered_documents: Annotated[
+        Count,
+        Total(
+            "filtered",
+            "documents left out by conditions, {filtered_tokens} tokens where these are known; "
+            "{filtered_without_field} lack the field, in {filtered_of_other_type} its value is of "
+            "another type",
+            if_any=True,
+        ),
+    ] = 0
+    filtered_tokens: Annotated[Count, Total(if_any=True)] = 0
+    filtered_without_field: Annotated[Count, Total(if_any=True)] = 0
+    filtered_of_other_type: Annotated[Count, Total(if_any=True)] = 0
 
 
 class Totals(DocumentTotals):
@@ -345,6 +357,13 @@ class Counts(Totals):
         ):
             self._of_files(f"{loss}_documents", file[which])
             self._of_files(f"{loss}_tokens", file[which], lost[which])
+
+    def add_filtered(self, filtered: Filtered) -> None:
+        """Count what conditions leave out."""
+        self.filtered_documents += filtered.documents
+        self.filtered_tokens += filtered.tokens
+        self.filtered_without_field += filtered.lacks
+        self.filtered_of_other_type += filtered.differs
 
     def add_turns(self, turns: Int32 | None) -> None:
         """Count trained turns of n documents: int32[n, 2] as in `Records`."""
@@ -473,7 +492,7 @@ class Counts(Totals):
 def records_read(totals: Any) -> int:
     """Count all records that were read, the bad ones too, from `Counts` or a manifest."""
     placed = totals.documents + totals.empty_documents + getattr(totals, "dropped_documents", 0)
-    return int(totals.rejected_records + placed)
+    return int(totals.rejected_records + placed + totals.filtered_documents)
 
 
 def _add(totals: Struct, more: Mapping[str, int]) -> None:

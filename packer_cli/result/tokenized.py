@@ -29,6 +29,7 @@ from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, o
 from packer_cli.result.columns import (
     HASH_BYTES,
     INDEX_SCHEMA,
+    as_numbers,
     default_of,
     documents_schema,
     plain_values,
@@ -100,6 +101,20 @@ class TokenizedDirectory(Stored):
         if name not in self._parts:  # mapped, not copied: there may be billions
             parts = [_index_column(batch, name) for batch in self._index()]
             self._parts[name] = offsets_of([*map(len, parts)]), parts
+        return self._at(name, documents)
+
+    def carried_at(self, name: str, documents: Int64 | None = None) -> Any:
+        """Return the values of a carried column of records at n documents, or of all, [n], or
+        [n, K].
+        """
+        column = self.value_columns[name]
+        if name not in self._parts:
+            batches = (batch for shard in self.shards for batch in self.stored(shard))
+            parts = [as_numbers(column, plain_values(batch.column(name))) for batch in batches]
+            self._parts[name] = offsets_of([*map(len, parts)]), parts
+        return self._at(name, np.arange(len(self)) if documents is None else documents)
+
+    def _at(self, name: str, documents: Int64) -> Any:
         firsts, parts = self._parts[name]
         values = np.empty((len(documents), *parts[0].shape[1:]), parts[0].dtype)
         of_part = np.searchsorted(firsts, documents, side="right") - 1

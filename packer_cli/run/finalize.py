@@ -228,8 +228,12 @@ def nothing_to_pack(counts: Counts, config: DocumentConfig) -> tuple[str, str]:
     lost = f"{counts.empty_documents} empty, {counts.dropped_documents} dropped and"
     lost += f" {counts.rejected_records} rejected records"
     lost += f", {counts.filtered_traces} traces left out" if counts.filtered_traces else ""
+    filtered = counts.filtered_documents
+    if filtered:
+        lost += f", {filtered} documents left out by --where"
+        lost += f" ({counts.filtered_without_field} lack its field)"
     also = "--on-unshown, " if config.on_unshown == "error" else ""
-    also += "--min-reward, --max-age, " if counts.filtered_traces else ""
+    also += "--where, " if filtered or counts.filtered_traces else ""
     return (
         f"nothing to pack: {lost}, no tokens",
         f"check --shape, --field, --role, {also}--overlong and the input",

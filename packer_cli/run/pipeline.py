@@ -42,7 +42,7 @@ from packer_cli.inputs.detection import (
     with_bearers,
 )
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.tokenized import is_tokenized, with_columns_of
+from packer_cli.inputs.tokenized import check_stored, is_tokenized, with_columns_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import options_of
@@ -158,6 +158,7 @@ def resolve_run(
     """
     if is_tokenized(files):
         shape, chosen = choose_tokenized(files, config, tokenizer_name)
+        check_stored(files, config.where_fields)
         config = with_columns_of(files, config)
         return RunPlan(for_shape(config, shape), shape, tuple(files), (), chosen)
     if isinstance(config, PackConfig) and config.view:

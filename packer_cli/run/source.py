@@ -21,6 +21,7 @@ from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import DamagedInputError, InternalError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import STDIN, peeking
 from packer_cli.inputs.formats import beginning, reader_for
+from packer_cli.inputs.selection import Selection
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import OF_ROWS_TOO, DocumentConfig
@@ -175,7 +176,7 @@ def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None)
     late = [
         option.flag
         for name, option in options_of(DocumentConfig).items()
-        if name not in OF_ROWS_TOO and getattr(config, name) != defaults[name]
+        if name not in {*OF_ROWS_TOO, "where"} and getattr(config, name) != defaults[name]
     ]
     if tokenizer is not None and choose(tokenizer)[1] == "--tokenizer":
         late.insert(0, "--tokenizer")
@@ -264,7 +265,8 @@ class _ShapeSource:
         self._shape, self._config, self._files = shape, config, run.chosen.files
         self._tokenizer = None if tokenizer is None else tokenizer.framed(_framing_of(config))
         composer = None if tokenizer is None else self._composer(run)
-        self.encode = self._encoder(composer)
+        selection, encode = Selection.of(config), self._encoder(composer)
+        self.encode = encode if selection is None else _selecting(encode, selection)
         # a trace holds its ids: its messages are only compared with them
         self._compose = None if composer is None or shape.kind == TRACE else composer.compose
 
@@ -335,6 +337,19 @@ def _first_turns(encode: Encode) -> Encode:
         return encoded._replace(batch=encoded.batch.beside({}, {POSITION: position}))
 
     return encode_first
+
+
+def _selecting(encode: Encode, selection: Selection) -> Encode:
+    """Return the encoder without the documents that conditions leave out, which it counts."""
+
+    def encode_selected(records: Records, file: InputFile) -> Encoded:
+        encoded = encode(records, file)
+        batch, filtered = selection.documents(encoded.batch)
+        encoded.counts.add_filtered(records.filtered)
+        encoded.counts.add_filtered(filtered)
+        return encoded._replace(batch=batch)
+
+    return encode_selected
 
 
 class _ComposerElsewhere:

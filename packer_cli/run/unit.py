@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,7 @@ from packer_cli.errors import DamagedInputError, DataError, named
 from packer_cli.inputs.byte_streams import STDIN, stdin_size
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.selection import Selection
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
@@ -274,8 +275,12 @@ class UnitPacker:
                 del batch
 
     def _tokenized(self, tokenized: TokenizedInputs) -> Iterator[Documents]:
+        selection = Selection.of(self.context.run.config)
         for batch in tokenized.read(self.unit):
             self.progress.read(0, len(batch.position))
+            if selection is not None:
+                batch, filtered = selection.documents(batch, partial(tokenized.stored, batch))  # noqa: PLW2901
+                self.counts.add_filtered(filtered)
             yield batch
         self.progress.read(self.unit.weight, 0)
 

@@ -168,7 +168,7 @@ DOCUMENTS: dict[str, tuple[Json, tuple[str, ...], list[Any]]] = {
     "TRL": (FLAT | {"tool_mask": [1, 0, 1]}, (), [([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])]),
     "rewards that are numbers": (
         FLAT | {"rewards": {"a": 0.0, "b": None}},
-        ("--carry", "loss_weights:float32", "--min-reward", "0"),
+        ("--carry", "loss_weights:float32", "--where", "reward >= 0"),
         [([1, 2, 3, 4, 5], [0, 0, 1, 1, 1])],
     ),
     "one advantage": (
@@ -238,11 +238,9 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
         "node 1: token_ids: Expected `int` >= 0 - at `$[0]`",
     ),
     "a reward of words": (
-        FORK | {"rewards": {"a": {"score": "high"}}}, ("--min-reward", "0"),
+        FORK | {"rewards": {"a": {"score": "high"}}}, ("--where", "reward >= 0"),
         "a reward is 'high' times 1.0, expected two numbers",
     ),
-    "no reward": (FORK, ("--min-reward", "0"), "no reward, which --min-reward needs"),
-    "no age": (FORK, ("--max-age", "1"), "no age, which --max-age needs"),
     "no metric": (FORK, ("--carry", "metrics.x:int32"), "the trace: no value of 'metrics.x'"),
     "not of a type": (
         FLAT | {"logprobs": [-1, -2, -1e9]}, ("--carry", "logprobs:float16"),
@@ -285,10 +283,10 @@ EPISODE = {
     ("options", "branches"),
     [
         ((), [0, 1, 2, 3, 4, 5]),
-        (("--min-reward", "1"), [2, 3, 4, 5]),
-        (("--max-age", "1"), [4, 5]),
-        (("--max-age", "2"), [0, 1, 4, 5]),
-        (("--min-reward", "1.2", "--max-age", "20"), [2, 3]),
+        (("--where", "reward >= 1"), [2, 3, 4, 5]),
+        (("--where", "age <= 1"), [4, 5]),
+        (("--where", "age <= 2"), [0, 1, 4, 5]),
+        (("--where", "reward >= 1.2", "--where", "age <= 20"), [2, 3]),
     ],
 )
 def test_traces_are_left_out_and_counted(options: tuple[str, ...], branches: list[int]) -> None:
@@ -298,7 +296,7 @@ def test_traces_are_left_out_and_counted(options: tuple[str, ...], branches: lis
     assert sorted(position for _, position in recover_documents("out")) == branches
     assert facts["filtered_traces"] == 4 - len(branches) // 2
     told = packer("stats", "out").stdout
-    assert re.search(rf"^filtered +{facts['filtered_traces']}  traces left out", told, re.M)
+    assert re.search(rf"^traces +{facts['filtered_traces']}  left out by --where", told, re.M)
     assert f"with {len(branches):,} branches" in told
 
 
@@ -320,7 +318,14 @@ def test_records_of_all_forms_in_one_file() -> None:
 
 def test_other_fields_tell_rewards_and_ages() -> None:
     write("a.jsonl", [FLAT | {"info": {"score": score}} for score in (1, 2)])
-    fields = ("--field", "reward=info.score", "--min-reward", "1.5", "--carry", "reward:float32")
+    fields = (
+        "--field",
+        "reward=info.score",
+        "--where",
+        "reward >= 1.5",
+        "--carry",
+        "reward:float32",
+    )
     assert run("a.jsonl", *fields)["filtered_traces"] == 1
     shown = json.loads(packer("show", "out", 0, "--json").stdout)
     assert "branch 0" in packer("show", "out", 0).stdout
@@ -330,7 +335,6 @@ def test_other_fields_tell_rewards_and_ages() -> None:
 @pytest.mark.parametrize(
     ("files", "options", "code", "said"),
     [
-        (("text.jsonl",), ("--min-reward", "1"), 2, "--min-reward applies only to traces"),
         (("a.jsonl",), ("--turns", "each"), 2, "--turns applies only to chat records"),
         (("a.jsonl",), ("--eos",), 2, "are not for token ids"),
         (("a.jsonl", "text.jsonl"), (), 1, "text.jsonl: holds text, a.jsonl holds trace"),
@@ -406,6 +410,8 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
 
 def test_a_run_that_leaves_out_all_traces_says_so() -> None:
     write("a.jsonl", [EPISODE])
-    result = packer("pack", "a.jsonl", "-l", 64, "-q", "-o", "out", "--min-reward", "99")
-    assert_error(result, 1, "0 rejected records, 4 traces left out, no tokens")
-    assert "--min-reward, --max-age" in result.stderr
+    result = packer("pack", "a.jsonl", "-l", 64, "-q", "-o", "out", "--where", "reward >= 99")
+    assert_error(
+        result, 1, "0 rejected records, 4 traces left out, 6 documents left out by --where"
+    )
+    assert "check --shape, --field, --role, --where" in result.stderr

@@ -27,7 +27,7 @@ DECLARED = options_of(PackConfig) | options_of(RunOptions)
 # the command gives these values itself
 UNDECLARED = {
     "window_tokens", "mixture", "progress", "rank", "world_size", "notify", "warn",
-    "before_switch", "exact",
+    "before_switch", "exact", "tiers",
 }  # fmt: skip
 
 

@@ -766,7 +766,8 @@ _values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_strings, inner, max_size=3),
     max_leaves=5,
 )
-_records = st.dictionaries(st.sampled_from(["text", "te", "texts", "é", 'a"b', ""]), _values)
+_names = st.sampled_from(["text", "te", "texts", "é", 'a"b', ""])
+_records = st.dictionaries(_names, _values)
 _odd = st.binary(min_size=1, max_size=2) | st.sampled_from(
     [b"\\ud83d", b"\\u0074", b"NaN", b"[" * 63]
 )
@@ -777,14 +778,18 @@ _odd = st.binary(min_size=1, max_size=2) | st.sampled_from(
         st.tuples(_records, _strings, st.booleans(), st.sampled_from([None, 1])), max_size=5
     ),
     st.lists(st.tuples(st.integers(0), st.integers(0), _odd, st.booleans()), max_size=2),
-    st.sampled_from(["text", "é"]),
+    st.sampled_from(["text", "é"]), st.lists(_names, max_size=2, unique=True),
 )  # fmt: skip
 def find_texts(
     drawn: list[tuple[dict[str, Any], str, bool, int | None]],
     spoiled: list[tuple[int, int, bytes, bool]],
     name: str,
+    others: list[str],
 ) -> tuple[Any, Any]:
-    """JSON of objects that have a text, some of them with other bytes in some place."""
+    """JSON of objects that have a text, some of them with other bytes in some place; the text, and
+    the JSON of other fields.
+    """
+    others = [one for one in others if one != name and '"' not in one and "\\" not in one]
     records = [
         json.dumps({**fields, name: text}, ensure_ascii=is_ascii, indent=indent).encode()
         for fields, text, is_ascii, indent in drawn
@@ -799,12 +804,19 @@ def find_texts(
         ends_of(len(one) + 1 for one in records)[1:] - 1,
     )
     out, offsets = output(len(data), np.uint8), np.zeros(len(records) + 1, np.int64)
+    keys = [f'"{one}"'.encode() for one in (name, *others)]
+    places = np.zeros((len(others), len(records), 2), np.int64)
     count = inputs.find_texts(
-        data, begins, ends, fixed([*f'"{name}"'.encode()], np.uint8), out, offsets
-    )
+        data, begins, ends, fixed([*b"".join(keys)], np.uint8), ends_of(map(len, keys)), out,
+        offsets, places,
+    )  # fmt: skip
     found = [bytes(out[a : b - 1]) for a, b in pairwise(offsets[: count + 1].tolist())]
     assert all(out[b - 1] == 0xFF for b in offsets[1 : count + 1])
-    return found, reference.find_texts(records, name)
+    values = [
+        [None if a < 0 else json.loads(bytes(data[a:b])) for a, b in of_field[:count].tolist()]
+        for of_field in places
+    ]
+    return (found, values), reference.find_texts(records, name, others)
 
 
 @twin_of(
