@@ -24,6 +24,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.where import (
     COMPARISONS,
     DIFFERS,
+    HOLDS,
     LACKS,
     TOKENS,
     Condition,
@@ -89,17 +90,17 @@ class Selection:
 
     def judged(self, count: int, values: _Values, wanted: Callable[[Condition], bool]) -> Judged:
         """Judge `count` records or documents by the `wanted` conditions."""
-        said = dict[Condition, UInt8]()
+        said = dict[str, UInt8]()
         fits = np.zeros(count, np.uint64)
         lacks, differs = np.zeros(count, bool), np.zeros(count, bool)
         for number, tier in enumerate(self.tiers):
             holds = np.ones(count, bool)
             for one in filter(wanted, tier):
-                if one not in said:
-                    said[one] = judge(one, values(one), count)
-                    lacks |= said[one] == LACKS
-                    differs |= said[one] == DIFFERS
-                holds &= said[one] == 1
+                if one.text not in said:
+                    said[one.text] = judge(one, values(one), count)
+                    lacks |= said[one.text] == LACKS
+                    differs |= said[one.text] == DIFFERS
+                holds &= said[one.text] == HOLDS
             fits |= holds.astype(np.uint64) << np.uint64(number)
         return Judged(fits, lacks, differs)
 

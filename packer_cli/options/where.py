@@ -34,8 +34,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _MEMBERS = ("in", "not in")
 _EXISTS = "exists"
-_OPERATOR = re.compile(r"==|!=|<=|>=|<|>|(?<=\s)(?:not\s+in|in)(?=[\s\[])|(?<=\s)exists\s*$")
-_ODD_OPERATOR = re.compile(r"=|<>|(?<=\s)(?:is|like|between|contains)(?=\s)")
+_OPERATOR = re.compile(r"[=!<>]+|(?<=\s)(?:not\s+in|in)(?=[\s\[])|(?<=\s)exists\s*$")
 _EXAMPLE = """for example --where 'score >= 0.8', 'lang in ["en", "de"]' or 'license exists'"""
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text",
           list: "a list", dict: "an object"}  # fmt: skip
@@ -95,13 +94,13 @@ def condition_of(text: str) -> Condition:
     def refused(at: int, problem: str, tip: str = _EXAMPLE) -> UsageError:
         return UsageError(f"--where: {text!r}: character {at + 1}: {problem}", tip)
 
-    found = _OPERATOR.search(text)
-    if found is None:
-        odd = _ODD_OPERATOR.search(text)
-        at = odd.start() if odd else len(text)
-        what = f"{odd[0]!r} is no operator" if odd else "no operator"
-        raise refused(at, f"{what}, expected one of {', '.join((*COMPARISONS, *_MEMBERS))}, exists")
-    field, op, rest = text[: found.start()].strip(), " ".join(found[0].split()), text[found.end() :]
+    found, known = _OPERATOR.search(text), (*COMPARISONS, *_MEMBERS, _EXISTS)
+    op = " ".join(found[0].split()) if found else ""
+    if found is None or op not in known:
+        what = f"{op!r} is no operator" if found else "no operator"
+        at = found.start() if found else len(text)
+        raise refused(at, f"{what}, expected one of {', '.join(known)}")
+    field, rest = text[: found.start()].strip(), text[found.end() :]
     at = found.end() + len(rest) - len(rest.lstrip())
     if not field:
         raise refused(0, f"no field before {op}")
