@@ -76,10 +76,28 @@ def _compared(settings: Settings, path: Path, output: Path) -> None:
 def _of_tokens(settings: Settings, path: Path, output: Path) -> None:
     """A filter on lengths reads the index alone."""
     tokens = output.with_name("filtered-tokens")
-    command = [settings.packer, "tokenize", path, "-t", settings.tokenizer, "-q", "-o", tokens]
+    command: list[str | Path] = [
+        settings.packer,
+        "tokenize",
+        path,
+        "-t",
+        settings.tokenizer,
+        "-q",
+        "-o",
+        tokens,
+    ]
     run([*command, "--overwrite"])
     shards = [*tokens.glob("documents-*")]
-    planning = [settings.packer, "plan", tokens, "-l", "4096", "-q", "--where", "tokens >= 64"]
+    planning: list[str | Path] = [
+        settings.packer,
+        "plan",
+        tokens,
+        "-l",
+        "4096",
+        "-q",
+        "--where",
+        "tokens >= 64",
+    ]
     finished = run(planning)
     report(
         f"plan, filtered by tokens, {sum(one.stat().st_size for one in shards) / 1e6:.0f} MB of "

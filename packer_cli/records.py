@@ -468,19 +468,24 @@ class Records:
     bad: list[BadRecord] = field(default_factory=list)
     consumed: int = 0
 
-    def take(self, wanted: Int64) -> Records:
-        """Return the records at ascending indices, int64[m], without the bad ones."""
-
-        def of(values: Sequence[Any] | None) -> list[Any] | None:
-            return None if values is None else [values[i] for i in wanted.tolist()]
-
+    def take(self, wanted: Int64, bad: Sequence[BadRecord] = ()) -> Records:
+        """Return the records at ascending indices, int64[m], with what is said of those that are
+        not among the n, and more `bad` ones. For records that are not composed yet.
+        """
         texts = self.texts
-        return Records(
-            self.positions[wanted], fields=of(self.fields),
-            texts=texts.take(wanted) if isinstance(texts, Texts) else of(texts),
+        return replace(
+            self,
+            positions=self.positions[wanted],
+            texts=texts.take(wanted) if isinstance(texts, Texts) else _items(texts, wanted),
             documents=None if self.documents is None else self.documents.take(wanted),
+            fields=_items(self.fields, wanted),
             columns={name: values[wanted] for name, values in self.columns.items()},
-        )  # fmt: skip
+            bad=sorted([*self.bad, *bad], key=lambda record: record.position),
+        )
+
+
+def _items(values: list[Any] | None, wanted: Int64) -> list[Any] | None:
+    return None if values is None else [values[i] for i in wanted.tolist()]
 
 
 @dataclass(frozen=True)

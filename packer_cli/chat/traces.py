@@ -17,7 +17,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -302,7 +302,7 @@ class TraceEncoder:
             return 0
         if self._selection is None:
             return 1
-        judged = self._selection.judge_one(partial(self._found, trace=trace, record=record))
+        judged = self._selection.records(1, lambda name: [self._found(name, trace, record)])
         if not judged.fits[0]:
             lengths, each = [_length_of(node.token_ids) for node in nodes], len(paths)
             tokens = sum(lengths[node] for path in paths for node in path)

@@ -305,26 +305,13 @@ def _selected(records: Records, read: ReadColumns, config: DocumentConfig) -> Re
     selection = Selection.of(config)
     if selection is None or not selection.is_of_records:
         return records
-    values = {name: read.values[name] for name in config.where_fields if name in read.values}
-    judged = selection.by_fields(len(read.positions), values)
+    judged = selection.records(len(read.positions), read.values.get)
     if len(records.positions) < len(read.positions):
         judged = judged.of(np.flatnonzero(np.isin(read.positions, records.positions)))
     lengths = 0 if records.documents is None else records.documents.lengths
     filtered = judged.left_out(lengths)
     records = replace(records, columns={**records.columns, FITS: judged.fits}, filtered=filtered)
-    return records if not filtered.documents else _kept(records, judged.kept)
-
-
-def _kept(records: Records, wanted: Int64, bad: Iterable[BadRecord] = ()) -> Records:
-    """Return records of ascending indices, int64[m], with what is said of the others, and more
-    `bad` ones.
-    """
-    kept = records.take(wanted)
-    return replace(
-        records, positions=kept.positions, texts=kept.texts, documents=kept.documents,
-        fields=kept.fields, columns=kept.columns,
-        bad=sorted([*records.bad, *bad], key=lambda record: record.position),
-    )  # fmt: skip
+    return records.take(judged.kept) if filtered.documents else records
 
 
 # --- columns of values beside texts and tokens
@@ -359,7 +346,7 @@ def _with_values(
     if not bad:
         return records
     refused = [BadRecord(int(records.positions[i]), reason, tip) for i, reason in bad.items()]
-    return _kept(records, np.delete(np.arange(len(records.positions)), list(bad)), refused)
+    return records.take(np.delete(np.arange(len(records.positions)), list(bad)), refused)
 
 
 def _values_of(

@@ -1,8 +1,8 @@
 """Choose records and documents by the conditions of `--where`, or of the tiers of a source.
 
     Selection.of(config)     None if the options choose everything
-    .records(read, ...)      before they are tokenized, by their own fields
-    .documents(batch)        by their tokens, and which tier each belongs to
+    .records(...)            before they are tokenized, by their own fields
+    .documents(...)          by their tokens, and which tier each belongs to
 
 Between the two, a record has the column FITS: a bit for each tier whose conditions hold so far.
 Without tiers there is one, of all. Numbers are compared a column at a time.
@@ -11,7 +11,7 @@ Without tiers there is one, of all. Numbers are compared a column at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -88,14 +88,18 @@ class Selection:
         """True if there are conditions on fields of records."""
         return any(not one.is_of_document for tier in self.tiers for one in tier)
 
-    def judged(self, count: int, values: _Values, wanted: Callable[[Condition], bool]) -> Judged:
-        """Judge `count` records or documents by the `wanted` conditions."""
+    def judged(self, count: int, values: _Values, of_documents: bool | None = None) -> Judged:
+        """Judge `count` records or documents by all conditions; or by those alone that are, or are
+        not, `of_documents`.
+        """
         said = dict[str, UInt8]()
         fits = np.zeros(count, np.uint64)
         lacks, differs = np.zeros(count, bool), np.zeros(count, bool)
         for number, tier in enumerate(self.tiers):
             holds = np.ones(count, bool)
-            for one in filter(wanted, tier):
+            for one in tier:
+                if of_documents not in (None, one.is_of_document):
+                    continue
                 if one.text not in said:
                     said[one.text] = judge(one, values(one), count)
                     lacks |= said[one.text] == LACKS
@@ -104,13 +108,9 @@ class Selection:
             fits |= holds.astype(np.uint64) << np.uint64(number)
         return Judged(fits, lacks, differs)
 
-    def by_fields(self, count: int, values: Mapping[str, Any]) -> Judged:
-        """Judge records by their own fields. `values`: n of each, by name; absent: nobody's."""
-        return self.judged(count, lambda one: values.get(one.field), _is_of_record)
-
-    def judge_one(self, value_of: Callable[[str], Any]) -> Judged:
-        """Judge one record by its own fields."""
-        return self.judged(1, lambda one: [value_of(one.field)], _is_of_record)
+    def records(self, count: int, values: Callable[[str], Any]) -> Judged:
+        """Judge records by their own fields. `values`: of a field, one for each; None: nobody's."""
+        return self.judged(count, lambda one: values(one.field), of_documents=False)
 
     def documents(
         self, batch: Documents, carried: Callable[[str], Any] | None = None
@@ -128,7 +128,7 @@ class Selection:
                 return batch.lengths
             return trained_tokens(batch.trained, batch.offsets[:-1], batch.offsets[1:])
 
-        judged = self.judged(len(batch), values, _is_of_document if carried is None else _any)
+        judged = self.judged(len(batch), values, None if carried else True)
         if FITS in batch.of_documents:
             judged = replace(judged, fits=judged.fits & batch.of_documents[FITS])
         left_out = judged.left_out(batch.lengths)
@@ -144,18 +144,6 @@ def _selection(where: tuple[str, ...], tiers: tuple[tuple[str, ...], ...]) -> Se
     of_all = tuple(map(condition_of, where))
     every = tuple((*of_all, *map(condition_of, tier)) for tier in tiers or ((),))
     return Selection(every, bool(tiers))
-
-
-def _is_of_document(one: Condition) -> bool:
-    return one.is_of_document
-
-
-def _is_of_record(one: Condition) -> bool:
-    return not one.is_of_document
-
-
-def _any(one: Condition) -> bool:
-    return True
 
 
 def first_bits(fits: UInt64) -> UInt8:

@@ -111,14 +111,8 @@ def _without_specials(records: Records, specials: Specials) -> Records:
         BadRecord(int(records.positions[i]), spelled_out(name), SPELLED_OUT_TIP)
         for i, name in written.items()
     ]
-    kept = [i for i in range(len(records.texts)) if i not in written]
-    return replace(
-        records,
-        positions=records.positions[kept],
-        texts=[records.texts[i] for i in kept],
-        bad=sorted([*records.bad, *bad], key=lambda record: record.position),
-        specials=len(written),
-    )
+    kept = np.delete(np.arange(len(records.texts)), [*written])
+    return replace(records.take(kept, bad), specials=len(written))
 
 
 def _refuse_ids_above(highest: int, batch: Documents, file: InputFile) -> None:
