@@ -266,9 +266,9 @@ def test_carried_columns_of_tokenized_directories(kind: str, view: tuple[str, ..
     options = ("-l", 64, "-q", "-o", "out", "--unit-bytes", "1k", *view)
     succeeds("pack", "a", "b", *options, "--where", condition, "--where", "tokens <= 12")
     assert len(check_directory("out")["units"]) > 1
-    wanted = (str(value) for value in values[1:3])
+    wanted = tuple(f" {value}" for value in values[1:3])
     texts = [text for name in "ab" for text in texts_in(name) if len(text) < 12]
-    expected = [text for text in texts if text.endswith(tuple(f" {value}" for value in wanted))]
+    expected = [text for text in texts if text.endswith(wanted)]
     assert sorted(recover_texts("out")) == sorted(expected)
     succeeds("verify", "out")
 
