@@ -57,6 +57,7 @@ OTHER_TOOLS = {
     "strategy": "--packing-strategy --packing --algorithm",
     "overlong": "--truncation --truncate --on-overlong",
     "truncate_side": "--truncation-side",
+    "where": "--filter --filters",
     "workers": "--num-workers --num-proc --jobs --threads",
     "overwrite": "--force",
     "add": "--append --update --resume",

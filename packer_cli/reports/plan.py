@@ -119,6 +119,8 @@ def _facts(plan: Plan, content: dict[str, Any]) -> Iterator[Fact]:
     yield Fact("documents", f"{content['documents']:,} with {content['tokens']:,} tokens")
     if empty := first["empty_documents"]:
         yield Fact("empty", f"{empty:,} documents without a token")
+    if filtered := first.get("filtered_documents"):
+        yield Fact("filtered", f"{filtered:,} documents left out by conditions")
     if bad := first["rejected_records"]:
         yield Fact("rejected", f"{bad:,} bad records")
     if plan.sample is not None:

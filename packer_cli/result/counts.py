@@ -242,18 +242,18 @@ class DocumentTotals(Struct):
     compared_branches: Annotated[Count, Total(if_any=True)] = 0
     drifted_branches: Annotated[Count, Total(if_any=True)] = 0
     filtered_documents: Annotated[
-        Count,
-        Total(
-            "filtered",
-            "documents left out by conditions, {filtered_tokens} tokens where these are known; "
-            "{filtered_without_field} lack the field, in {filtered_of_other_type} its value is of "
-            "another type",
-            if_any=True,
-        ),
+        Count, Total("filtered", "documents left out by conditions", if_any=True)
     ] = 0
-    filtered_tokens: Annotated[Count, Total(if_any=True)] = 0
-    filtered_without_field: Annotated[Count, Total(if_any=True)] = 0
-    filtered_of_other_type: Annotated[Count, Total(if_any=True)] = 0
+    filtered_tokens: Annotated[
+        Count, Total("filtered tokens", "of these documents, where they are known", if_any=True)
+    ] = 0
+    filtered_without_field: Annotated[
+        Count, Total("no field", "of the filtered lack the field of a condition", if_any=True)
+    ] = 0
+    filtered_of_other_type: Annotated[
+        Count,
+        Total("other type", "of the filtered have a value of another type in it", if_any=True),
+    ] = 0
 
 
 class Totals(DocumentTotals):
