@@ -20,6 +20,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy.typing as npt
 from packer_cli._kernels import dealing, plans
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.options.option import plain_int
+from packer_cli.options.run_options import StepOptions
 from packer_cli.records import Int64
 from packer_cli.result.wording import plural
 
@@ -357,6 +359,43 @@ class Steps:
     def _count(self, epoch: int) -> int:
         """Count the steps of an epoch."""
         return -(-self._taken(epoch, 0) * self._ranks // self._schedule.sizes.rows)
+
+
+def even_order(
+    squared_lengths: Int64, max_length: int, sizes: StepOptions, origin: str | Path
+) -> Int64:
+    """Return an order of rows, int64[rows], in which rows of like cost meet in a step, as with
+    `PackedSampler(balance="order")`. The last ones are those that are left over, fewer than there
+    are ranks, and those that the reader drops.
+
+    squared_lengths  int64[rows], the sum of the squared segment lengths of each row; -1 if the
+                     reader drops it
+    sizes            of a trainer that fills batches of B rows in turn, and gives batch i to process
+                     i % W, as Accelerate's `BatchSamplerShard` does: a step of M micro-batches is
+                     W * B * M neighboring rows
+    origin           name of what has the rows, for errors
+
+    Raises UsageError if a step has more rows than there are.
+    """
+    read = np.flatnonzero(squared_lengths >= 0)
+    of_step = StepSizes(sizes.ranks or 1, sizes.batch_size, sizes.micro_batches)
+    if of_step.rows > len(read):
+        raise UsageError(
+            f"{origin}: has {len(read):,} rows to train on, fewer than a step of "
+            f"{of_step.rows:,}: {of_step}",
+            "give the sizes that the trainer is going to have, or pack more data",
+        )
+    costs = row_costs(squared_lengths[read], max_length, sizes.hidden_size or 1)
+    schedule = Schedule(Order(len(read)), of_step, balance="order", costs=costs)
+    taken, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
+    while place < end:
+        begin, place = schedule.grid.step_at(place)
+        step = schedule.rows_at(begin, place)
+        micro_steps = np.split(step, range(of_step.micro_step, len(step), of_step.micro_step))
+        # row i of rank r is at i * ranks + r there
+        taken += [part.reshape(-1, of_step.world_size).T.ravel() for part in micro_steps]
+    rows = read[np.concatenate(taken)]
+    return np.concatenate([rows, np.setdiff1d(np.arange(len(squared_lengths)), rows)])
 
 
 def row_costs(

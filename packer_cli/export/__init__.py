@@ -29,9 +29,8 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from packer_cli.errors import UsageError, from_os_error, one_of
+from packer_cli.errors import from_os_error, one_of
 from packer_cli.export.document_formats import DocumentParquet, Olmo
 from packer_cli.export.formats import (
     Automodel,
@@ -53,7 +52,7 @@ from packer_cli.options.option import refuse
 from packer_cli.options.options import COLUMNS
 from packer_cli.options.run_options import FormatOptions, RunOptions, StepOptions
 from packer_cli.progress import Progress
-from packer_cli.records import Int64, Notify
+from packer_cli.records import Notify
 from packer_cli.result.existing import holds_result, in_the_way
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SHARD_NAME, SIDE_FILES
 from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
@@ -61,7 +60,7 @@ from packer_cli.result.opening import Paths, View, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.run.place import clean, own_folder, remove_own
-from packer_cli.steps import Order, Schedule, StepSizes, row_costs
+from packer_cli.steps import even_order
 from packer_cli.storage import OTHER, make_folders, put_file, read_bytes, size_of, sync
 
 FORMATS: dict[str, type[Writer]] = {
@@ -121,9 +120,8 @@ def export(
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
         if even:
-            parts = partial(
-                parts, order=_even_order(exported, kind.squared_lengths(exported), even)
-            )
+            squared, length = kind.squared_lengths(exported), exported.max_length
+            parts = partial(parts, order=even_order(squared, length, even, exported.path))
     else:
         shards = exported.shards
     details = {"format": to, "manifest_sha256": checksum(exported.facts.document)}
@@ -199,39 +197,6 @@ def _refuse(
             "choose a format with labels or a loss mask, such as megatron-bridge or trl",
         ),
     ])  # fmt: skip
-
-
-def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOptions) -> Int64:
-    """Order the rows of a directory, int64[rows], so that rows of like cost meet in a step, as with
-    `PackedSampler(balance="order")`. The last ones are those that are left over, fewer than there
-    are ranks, and those that the reader drops.
-
-    squared_lengths  int64[rows], as `Writer.squared_lengths` gives them
-    sizes            of a trainer that fills batches of B rows in turn, and gives batch i to process
-                     i % W, as Accelerate's `BatchSamplerShard` does: a step of M micro-batches is
-                     W * B * M neighboring rows
-
-    Raises UsageError if a step has more rows than there are.
-    """
-    read = np.flatnonzero(squared_lengths >= 0)
-    of_step = StepSizes(sizes.ranks or 1, sizes.batch_size, sizes.micro_batches)
-    if of_step.rows > len(read):
-        raise UsageError(
-            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of "
-            f"{of_step.rows:,}: {of_step}",
-            "give the sizes that the trainer is going to have, or pack more data",
-        )
-    costs = row_costs(squared_lengths[read], packed.max_length, sizes.hidden_size or 1)
-    schedule = Schedule(Order(len(read)), of_step, balance="order", costs=costs)
-    taken, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
-    while place < end:
-        begin, place = schedule.grid.step_at(place)
-        step = schedule.rows_at(begin, place)
-        micro_steps = np.split(step, range(of_step.micro_step, len(step), of_step.micro_step))
-        # row i of rank r is at i * ranks + r there
-        taken += [part.reshape(-1, of_step.world_size).T.ravel() for part in micro_steps]
-    rows = read[np.concatenate(taken)]
-    return np.concatenate([rows, np.setdiff1d(np.arange(len(packed)), rows)])
 
 
 # The output
