@@ -414,8 +414,21 @@ def write_file(path: Path, content: bytes) -> None:
 
 def put_file(path: Path, content: bytes) -> None:
     """Write or replace a file in one step: readers see all of it or none. Raises DataError."""
-    part = path.with_name(f"{path.name}.part")
-    write_file(part, content)
+    with replacing(path, path.with_name(f"{path.name}.part")) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, part: Path) -> Iterator[IO[bytes]]:
+    """Open the file `part` to write, which becomes `path` at the end, in one step. If that fails,
+    it is removed. Raises DataError.
+    """
+    with written(part) as file:
+        try:
+            yield file
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     with os_errors(path, "write"):
         os.rename(part, path)
     sync(path.parent)

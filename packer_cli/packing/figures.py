@@ -91,6 +91,8 @@ def near_median(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int6
 def from_one_input(files: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
     """Count, in rows of `FEWEST` segments or more, the main input's and all, int64[m]."""
     size = np.diff(row_offsets)
+    if not files.any():  # all are from the first input: nothing to sort
+        return size[size >= FEWEST], size[size >= FEWEST]
     row = np.repeat(np.arange(len(size)), size)
     key = row * (int(files.max(initial=0)) + 1) + files
     key.sort()
