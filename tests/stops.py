@@ -50,6 +50,7 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         texts = random_texts(90 - 30 * number, 120, number, f"{name} ")
         Path(f"in/{name}.jsonl").write_bytes(jsonl(*texts))
     Path("in/bad.jsonl").write_bytes(b"{\n" + Path(A).read_bytes())
+    Path("in/lengths.csv").write_text("\n".join(["n", *(str(n % 61) for n in range(20_000))]))
     made = {
         "a": TOKENIZE.format(A), "b": TOKENIZE.format(B), "rows": PACK.format(A),
         "view": "pack in/a -l 64 --view",
@@ -68,7 +69,8 @@ class Kind(NamedTuple):
 
     @property
     def is_export(self) -> bool:
-        return self.command.startswith("export")
+        """True for an output that is there all at once: an export, or the file of a plan."""
+        return self.command.startswith(("export", "plan"))
 
     @property
     def is_recipe(self) -> bool:
@@ -167,9 +169,12 @@ class Stops:
         """
         files, known = there(), [self.old, self.whole]
         if self.kind.is_export:
-            out = {name: data for name, data in files.items() if name.startswith("out/")}
-            assert out in [{n: one[n] for n in one if n.startswith("out/")} for one in (*known, {})]
-            return bool(out)
+            parts = [
+                {name: one[name] for name in one if name.split("/")[0] == self.kind.out}
+                for one in (files, *known, {})
+            ]
+            assert parts[0] in parts[1:]
+            return bool(parts[0])
         manifests = [name for name in files if re.fullmatch("out/([a-z]+/)?manifest.json", name)]
         for name in manifests:
             assert files[name] in [one.get(name) for one in known]

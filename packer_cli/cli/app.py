@@ -85,6 +85,7 @@ SECTIONS = {
     "Supervised data": "template_args prompt_template turns train_reasoning train_tool_calls "
     "turn_end allow_open_turns on_unshown",
     "Rows": "seed shuffle max_segments_per_row segment_multiple balance",
+    "Lengths": "lengths key ranks micro_batches batch_size hidden_size",
     "Output": "columns view shard_bytes add html",
     "Running": "rank world_size unit_bytes tokenizer_backend engine no_lock as_json quiet debug",
 }

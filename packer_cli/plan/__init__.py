@@ -51,6 +51,7 @@ from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
 from packer_cli.run.run_plan import RunPlan
 from packer_cli.run.unit import NOWHERE, UnitContext, UnitPacker, UnitRows, pack_unit
 
+LENGTHS = "lengths"  # the kind of shape of a table of lengths, which `lengths.py` plans
 _END = 8  # bytes of a shard after its last batch
 _BATCH_TOKENS = 1 << 20
 

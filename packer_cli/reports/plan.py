@@ -12,7 +12,7 @@ import packer_cli
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.options.shape_rules import trained_on
 from packer_cli.options.shapes import kinds_of
-from packer_cli.plan import Outcome, Plan
+from packer_cli.plan import LENGTHS, Outcome, Plan
 from packer_cli.reports import (
     Aligned,
     Cell,
@@ -55,7 +55,11 @@ def plan_report(plan: Plan, title: str) -> Report:
     used = replace(drawn, drawn="padding", bars=bars)
     lengths = sorted({outcome["max_length"] for outcome in outcomes})
     losses: list[Part] = [_table(named, cells) for cells in _losses(plan, outcomes)]
-    tables = [_table(named, [*map(cells, outcomes)]) for cells in (_rows, _costs)]
+    costs = [*map(_costs, outcomes)]
+    if plan.shape.kind == LENGTHS:  # of samples whose tokens are not stored
+        for line in costs:
+            del line["on disk"]
+    tables = [_table(named, [*map(_rows, outcomes)]), _table(named, costs)]
     fills = [
         row_fill(outcome["histograms"]["row_fill"], ", ".join(map(str, name.values())))
         for outcome, name in zip(outcomes, named, strict=True)
@@ -113,8 +117,10 @@ def _facts(plan: Plan, content: dict[str, Any]) -> Iterator[Fact]:
         yield Fact("made from", directories(number))
     else:
         yield Fact("made from", f"{plural(number, 'input')}, {size(content['inputs']['bytes'])}")
-        trained = trained_on(plan.config, plan.shape)
-        yield Fact("records", f"{kinds_of(plan.shape)}; trained on: {trained}")
+        words = f"{kinds_of(plan.shape)}; trained on: {trained_on(plan.config, plan.shape)}"
+        if plan.shape.kind == LENGTHS:
+            words = f"lengths: {' + '.join(plan.shape.columns)}"
+        yield Fact("records", words)
     yield Fact("tokenizer", plan.tokenizer or "none needed")
     yield Fact("documents", f"{content['documents']:,} with {content['tokens']:,} tokens")
     if empty := first["empty_documents"]:

@@ -68,7 +68,8 @@ def sections(text: str) -> dict[str, list[str]]:
 
 def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
     by_title = sections(packer("pack", "--help").stdout)
-    assert [title for title in by_title if title][1:] == list(SECTIONS)
+    of_pack = [title for title in SECTIONS if title != "Lengths"]
+    assert [title for title in by_title if title][1:] == of_pack
     first = [line for line in by_title["Used most"] if re.match("  -", line)]
     assert len(first) == 10
     assert [re.findall("--[a-z-]+", line)[0] for line in first[:3]] == [

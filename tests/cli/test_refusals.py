@@ -16,6 +16,7 @@ from support import assert_error, jsonl, packer, succeeds
 BIG = "1" * 400
 EVEN = "--order even --ranks 1 --hidden-size 8"
 ASKED = "pack chat.jsonl -l 16 --chat-template ask.jinja --template-arg"
+LENGTHS = "plan a.jsonl -l 16 --lengths n -o i.parquet"
 # options of `packer pack a.jsonl`, or a whole command | its error | what the tip begins with
 REFUSED = f"""
 pack a.jsonl                | Missing option '--max-length' / '-l'. | add --max-length N. Tokens in
@@ -147,6 +148,28 @@ plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list like a,b
 plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
 plan a.jsonl -l 16 --sample some | --sample: 'some' is not a share
 plan a.jsonl -l 16 --tokenized kept | --tokenized: is for recipes with sources
+plan a.jsonl -l 16 -o i.parquet    | --output needs --lengths
+plan a.jsonl -l 16 --key id        | --key needs --output
+plan a.jsonl -l 16 --ranks 2 --hidden-size 8 | --ranks needs --output
+plan a.jsonl -l 16 --overwrite     | --overwrite needs --output
+{LENGTHS} --ranks 2                | --ranks needs --hidden-size
+{LENGTHS} -l 16,32                 | --output: holds the rows of one --max-length and one --strategy
+{LENGTHS} --strategy bfd,nf        | --output: holds the rows of one --max-length and one --strategy
+{LENGTHS} --strategy wrap          | --strategy wrap does not go with --lengths | samples are not
+{LENGTHS} --overlong split         | --overlong split does not go with --lengths | samples are not
+{LENGTHS} --overlong truncate      | --overlong truncate does not go with --lengths
+{LENGTHS} --tokenizer bytes        | --tokenizer does not go with --lengths | leave one
+{LENGTHS} --no-eos                 | --no-eos does not go with --lengths
+{LENGTHS} --no-shuffle             | --no-shuffle does not go with --lengths
+{LENGTHS} --carry w:int32          | --carry does not go with --lengths
+{LENGTHS} --sample 5%              | --sample does not go with --lengths
+{LENGTHS} --tokenized kept         | --tokenized does not go with --lengths
+{LENGTHS} --lengths n,m,n          | --lengths: the plan would have two columns 'n'
+{LENGTHS} --lengths n,used         | --lengths: the plan would have two columns 'used'
+{LENGTHS} --lengths ''             | --lengths: is empty
+{LENGTHS} -                        | -: tables are not read from stdin
+{LENGTHS} run.toml                 | --lengths does not go with a recipe
+{LENGTHS} -o ''                    | --output: is empty
 verify tokens --html x      | No such option: --html | it is an option of packer plan, packer stats
 validate                    | No such command 'validate' | did you mean verify?
 tokenise                    | No such command 'tokenise' | did you mean tokenize?

@@ -111,6 +111,7 @@ def test_wrapped_rows() -> None:
         ("README.md", "### 1. Pack text", "## Recipes"),
         ("docs/training.md", "", ""),
         ("docs/carried.md", "", ""),
+        ("docs/plan.md", "## Lengths of samples", ""),
         ("docs/python.md", "", ""),
         ("docs/export.md", "", ""),
     ],

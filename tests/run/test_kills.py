@@ -36,6 +36,7 @@ name = "b"
 inputs = ["in/b.jsonl"]
 epochs = 3
 """
+PLAN = "plan in/lengths.csv --lengths n -l 64"
 KINDS = {
     "new": Kind(PACK.format(AB)),
     "overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC)),
@@ -50,6 +51,8 @@ KINDS = {
     "recipe, overwrite": Kind("pack mix.toml --seed 7 --overwrite", "pack mix.toml"),
     "file URL": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), "file://HERE/out"),
     "export, overwrite": Kind("export in/rows --to trl --overwrite", "export in/rows --to numpy"),
+    "plan": Kind(PLAN, out="out.parquet", finished_is_refused=True),
+    "plan, overwrite": Kind(PLAN + " --overwrite", PLAN + " --seed 1", "out.parquet"),
 }
 SYNCED = ("add", "recipe", "export, trl")
 EXPORTS = {
