@@ -444,6 +444,7 @@ class Records:
     conversations  that the texts were rendered from, if they are needed again; None: they are not
     fields     n dicts from the shape's own names to values, for all other shapes
     columns    name -> [n] or [n, K], values of each record that follow it into its documents
+    sessions   digests of the sessions of calls that begin in the slice, in its last batch
     empty      number of records without tokens, which are not among the n
     filtered   records that conditions left out, which are not among the n
     bad        records that could not be read, which are not among the n
@@ -463,6 +464,7 @@ class Records:
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
     columns: Columns = field(default_factory=dict)
+    sessions: list[int] = field(default_factory=list)
     empty: int = 0
     filtered: Filtered = _NONE_FILTERED
     bad: list[BadRecord] = field(default_factory=list)

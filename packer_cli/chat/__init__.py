@@ -11,6 +11,7 @@ parts.py          those of them that are not trained on
 renderer.py       messages -> Document(text, spans)
 documents.py      records -> documents: all of the above together
 encoder.py        documents -> tokens and trained flags; shortens conversations
-traces.py         traces of agents, by their token ids
+captures.py       calls of agents -> the trace of their session
+traces.py         traces of agents, by their token ids; trace_fields.py: their fields
 processes.py      rendering in processes beside the run, with limits
 """

@@ -8,24 +8,25 @@ A branch is the way from a root to a leaf, in the order of leaves; its document 
 nodes, end to end. What comes before a token is the same in all branches that share it, and so is
 its loss: it is trained on in the first of them alone, and has the weight 0 in the others.
 
-Records are decoded one by one; the tokens of a batch of them are moved together.
+Other records are captures, calls that become such nodes: see `captures.py`. Records are decoded
+one by one; the tokens of a batch of them are moved together.
 """
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli._kernels.inputs import read_lists
+from packer_cli.chat.captures import merge, sessions_of
 from packer_cli.chat.messages import (
     Conversation,
     RefusedError,
@@ -33,11 +34,25 @@ from packer_cli.chat.messages import (
     conversation_of,
     parse_json,
 )
+from packer_cli.chat.trace_fields import (
+    FIX,
+    Fields,
+    Ids,
+    Mask,
+    TraceError,
+    field_at,
+    first_field,
+    length_of,
+    number_lists,
+    objects,
+    plain,
+    typed,
+)
 from packer_cli.errors import named
 from packer_cli.inputs.record_columns import value_of
 from packer_cli.inputs.selection import FITS, Selection
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, names_in_traces, value_at
+from packer_cli.options.shapes import IN_TRACES, Shape, names_in_traces
 from packer_cli.options.value_columns import (
     LOSS_WEIGHTS,
     RECORD,
@@ -46,7 +61,6 @@ from packer_cli.options.value_columns import (
     is_of_loss,
 )
 from packer_cli.records import (
-    HIGHEST_ID,
     MOST_TURNS,
     POSITION,
     BadRecord,
@@ -67,26 +81,13 @@ from packer_cli.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from packer_cli.chat.renderer import Document
 
-_FIX = "fix the record, or use --on-error skip"
 _COMPARED_BYTES = 4 << 20  # of a file, about, whose branches are compared with the chat template
 _UNKNOWN_BYTES = 1 << 28  # of stdin
 _Array = npt.NDArray[Any]
-_Record = Mapping[str, Any]
-_Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
-_Mask = list[bool | Annotated[int, msgspec.Meta(ge=0, le=1)]]
 _Streams = dict[str, list[float] | None]
 _NOTHING = msgspec.Raw(b"[]")
-_NULL = b"null"
 _ROOTED = "expected a way to a root"
 _Talk = tuple[list[Any], Any]  # messages and tools
-
-
-class _TraceError(ValueError):
-    """A record is not a trace. `tip`: what to do."""
-
-    def __init__(self, message: str, tip: str = _FIX) -> None:
-        super().__init__(message)
-        self.tip = tip
 
 
 _REASONS = (ValueError, msgspec.MsgspecError, RecursionError)  # why a record is bad
@@ -101,6 +102,7 @@ class _Branches:
     record, number  for each branch, the index of its record, and its number there
     values, fits    for each branch, the values of its record, and what conditions that fits
     talks           by the number of a branch, messages that must have the same ids
+    read            index of the record that is read
     """
 
     nodes: list[Any] = field(default_factory=list)
@@ -113,12 +115,14 @@ class _Branches:
     values: list[dict[str, _Array]] = field(default_factory=list)
     fits: list[int] = field(default_factory=list)
     talks: dict[int, _Talk] = field(default_factory=dict)
+    read: int = 0
     counts: Counts = field(default_factory=Counts)
 
     def place(self, node: int) -> str:
         """Describe the place of a node."""
         trace = bisect_right(self.firsts, node) - 1
-        return f"{self.names[trace]}, node {node - self.firsts[trace]}"
+        place = f"{self.names[trace]}, node {node - self.firsts[trace]}"
+        return str(getattr(self.nodes[node], "place", place))
 
 
 class TraceEncoder:
@@ -160,12 +164,14 @@ class TraceEncoder:
         except _REASONS:
             faults = [self._fault(record) for record in fields]
             kept = np.flatnonzero([fault is None for fault in faults])
-            bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", _FIX))
+            bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", FIX))
                     for at, fault in enumerate(faults) if fault is not None]  # fmt: skip
             bad.sort(key=lambda one: one.position)
             branches, documents = self._documents(
                 [fields[at] for at in kept], [compared[at] for at in kept]
             )
+        if first := branches.counts.first_drifted:
+            first[:] = file.index, int(records.positions[kept[first[0]]]), first[1]
         positions = records.positions[kept[branches.record]]
         records = replace(records, positions=positions, fields=None, documents=documents, bad=bad)
         batch, bad, counts = self._encode(records, file)
@@ -180,7 +186,7 @@ class TraceEncoder:
         position = turn_position(batch.position, np.array(branches.number, np.int64))
         return Encoded(batch.beside({}, {POSITION: position}), bad, counts)
 
-    def _fault(self, record: _Record) -> Exception | None:
+    def _fault(self, record: Fields) -> Exception | None:
         """Return what is wrong with a record, if anything is."""
         try:
             self._documents([record], [False])
@@ -207,17 +213,17 @@ class TraceEncoder:
     # -- A record to its branches
 
     def _documents(
-        self, fields: Sequence[_Record], compared: Sequence[bool]
+        self, fields: Sequence[Fields], compared: Sequence[bool]
     ) -> tuple[_Branches, Documents]:
         """Return the branches of records, and their tokens with values. Raises _REASONS."""
         branches = _Branches()
         for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
-            number = 0
-            for where, trace, nodes in self._traces(record, is_compared):
+            number, branches.read = 0, index
+            for where, trace, nodes in self._traces(record, is_compared, branches):
                 paths = _paths([node.parent for node in nodes], where)
                 first, number = number, number + len(paths)
                 if number > MOST_TURNS:
-                    raise _TraceError(f"{number:,} branches, expected at most {MOST_TURNS:,}")
+                    raise TraceError(f"{number:,} branches, expected at most {MOST_TURNS:,}")
                 if not (fits := self._fits(trace, record, nodes, paths, branches.counts)):
                     branches.counts.filtered_traces += 1
                     continue
@@ -245,54 +251,46 @@ class TraceEncoder:
                 branches.counts.branches += len(paths)
         return branches, self._tokens(branches)
 
-    def _field(self, own: str, record: _Record) -> Any:
-        """Return a field of the shape; None if the record does not have it."""
-        values = (_at(record, name) for name in self._names.get(own, ()))
-        return next((value for value in values if not _is_null(value)), None)
-
-    def _traces(self, record: _Record, with_messages: bool) -> Iterator[tuple[str, _Record, Any]]:
+    def _traces(
+        self, record: Fields, with_messages: bool, branches: _Branches
+    ) -> Iterator[tuple[str, Fields, Any]]:
         """Yield (its name for people, the trace, its nodes) for all traces of a record."""
         names = *(one.name for one in self._sampled), *["message"] * with_messages
-        episode, nodes = (self._field(own, record) for own in ("traces", "nodes"))
+        episode, nodes = (
+            first_field(record, self._names.get(own, ())) for own in ("traces", "nodes")
+        )
         if episode is not None:
-            traces = _typed(episode, list[dict[str, Any]], "traces", _decode_traces)
-            for number, trace in enumerate(traces):
+            for number, trace in enumerate(objects(episode, "traces")):
                 where = f"trace {number}"
                 yield where, trace, _nodes(trace.get("nodes"), names, where)
         elif nodes is not None:
             yield "the trace", record, _nodes(nodes, names, "the trace")
         else:
-            yield "the trace", record, self._flat(record)
+            yield from self._sessions(record, branches)
 
-    def _flat(self, record: _Record) -> list[Any]:
-        """Return a prompt and its completion as two nodes."""
-        given = {
-            own: value
-            for own in _Flat.__struct_fields__
-            if own not in SAMPLED or own in self._config.value_columns
-            if (value := _plain(self._field(own, record))) is not None
-        }
-        flat = _typed(given, _Flat, "the record is not a trace")
-        size = len(flat.completion_ids)
-        mask = [True] * size if flat.completion_mask is None else flat.completion_mask
-        node: dict[str, Any] = {"token_ids": flat.completion_ids, "mask": mask, "sampled": True}
-        for one in self._sampled:
-            values = getattr(flat, one.name)
-            values = values if isinstance(values, list) else [values] * size
-            if values and values[0] is not None:
-                for name, its in ((one.name, values), ("completion_mask", mask)):
-                    _check_length("the trace", name, len(its), size, "completion_ids")
-                node[one.name] = [value for value, on in zip(values, mask, strict=True) if on]
-        if (weights := flat.loss_weights) is not None:
-            node["loss_weights"] = weights if isinstance(weights, dict) else {"": weights}
-        prompt = {"token_ids": flat.prompt_ids, "mask": flat.prompt_mask}
-        nodes = [prompt, node | {"parent": 0}] if flat.prompt_ids else [node]
-        return _nodes(nodes, [one.name for one in self._sampled], "the trace")
+    def _sessions(self, record: Fields, branches: _Branches) -> Iterator[tuple[str, Fields, Any]]:
+        """Yield the sessions of a record as `_traces` does; a prompt and its completion are one."""
+        names, counts, has_ids = [one.name for one in self._sampled], branches.counts, False
+        sessions = [*sessions_of(record, self._names)]
+        for where, fields, calls in sessions or [("the trace", record, [record])]:
+            nodes, merged, drifted = merge(calls, self._names, names, where)
+            has_ids |= len(merged) > 0
+            if sessions:
+                counts.sessions += len(merged) > 0
+                counts.calls += len(merged)
+                counts.calls_without_ids += len(calls) - len(merged)
+                counts.drifted_calls += len(drifted)
+                if drifted and not counts.first_drifted:
+                    counts.first_drifted = [branches.read, drifted[0]]
+            if nodes:
+                yield where, fields, nodes
+        if not has_ids:
+            raise TraceError("no token ids of a prompt and of what was sampled")
 
     def _fits(
         self,
-        trace: _Record,
-        record: _Record,
+        trace: Fields,
+        record: Fields,
         nodes: Sequence[Any],
         paths: list[list[int]],
         counts: Counts,
@@ -304,44 +302,44 @@ class TraceEncoder:
             return 1
         judged = self._selection.records(1, lambda name: [self._found(name, trace, record)])
         if not judged.fits[0]:
-            lengths, each = [_length_of(node.token_ids) for node in nodes], len(paths)
+            lengths, each = [length_of(node.token_ids) for node in nodes], len(paths)
             tokens = sum(lengths[node] for path in paths for node in path)
             lacks, differs = (each * int(said[0]) for said in (judged.lacks, judged.differs))
             counts.add_filtered(Filtered(each, tokens, lacks, differs))
         return int(judged.fits[0])
 
-    def _found(self, name: str, trace: _Record, record: _Record) -> Any:
+    def _found(self, name: str, trace: Fields, record: Fields) -> Any:
         """Return a value of a trace, or else of its episode; None if neither has it."""
         column = self._columns.get(name, name) if name in IN_TRACES else name
         for one in (trace, record):
-            if (value := _plain(_at(one, column))) is not None:
+            if (value := plain(field_at(one, column))) is not None:
                 is_reward = isinstance(value, dict) and "score" in value
                 return _worth(value) if is_reward else value
         if name == "reward":
-            rewards = _plain(trace.get("rewards"))
+            rewards = plain(trace.get("rewards"))
             rewards = rewards.values() if isinstance(rewards, dict) else []
             parts = [one for one in rewards if one is not None]
             return sum(map(_worth, parts)) if parts else None
-        span = _plain(_at(record, "run.work.policy")) if name == "age" else None
+        span = plain(field_at(record, "run.work.policy")) if name == "age" else None
         span = span if isinstance(span, dict) else {}
         edges: list[Any] = [span.get(edge) for edge in ("start", "end")]
         return edges[1] - edges[0] if [*map(type, edges)] == [int, int] else None
 
-    def _value(self, column: ValueColumn, trace: _Record, record: _Record, where: str) -> _Array:
+    def _value(self, column: ValueColumn, trace: Fields, record: Fields, where: str) -> _Array:
         value = self._found(column.name, trace, record)
         if value is None and column.default is not None:
             return np.asarray(default_of(column))
         try:
             return value_of(column, value, column.dtype.shape)
         except ValueError as error:
-            raise _TraceError(f"{where}: {error}") from error
+            raise TraceError(f"{where}: {error}") from error
 
     def _stream(self, name: str, streams: list[str], where: str) -> str | None:
         """Return the stream of weights for a column; None for the mask's own."""
         if name != LOSS_WEIGHTS:
             return name.partition(".")[2]
         if len(streams) > 1:
-            raise _TraceError(
+            raise TraceError(
                 f"{where} has several loss_weights: {named(streams)}",
                 f"name one: --carry {LOSS_WEIGHTS}.{streams[0]}:float32",
             )
@@ -351,7 +349,7 @@ class TraceEncoder:
         """Return default values for the sampled tokens of a node without values."""
         default = self._config.value_columns[name].default
         if count and default is None:
-            raise _TraceError(
+            raise TraceError(
                 f"{place} has no {name}, expected {count}, one for each sampled token",
                 f"fix the record, or give --carry-default {name}=0, or use --on-error skip",
             )
@@ -430,70 +428,15 @@ class TraceEncoder:
 # -- What a record holds
 
 
-def _plain(value: Any) -> Any:
-    """Decode a value that is JSON."""
-    return _decode(value) if isinstance(value, msgspec.Raw) else value
-
-
-def _is_null(value: Any) -> bool:
-    is_json = isinstance(value, msgspec.Raw)
-    return value is None or (is_json and len(value) == len(_NULL) and bytes(value) == _NULL)
-
-
-def _length_of(values: Any) -> int:
-    """Count the items of a list of numbers, perhaps JSON."""
-    if isinstance(values, msgspec.Raw):
-        text = bytes(values)
-        return text.count(b",") + (text.strip(b"[] \t\r\n") != b"")
-    return len(values or ())
-
-
-def _typed(value: Any, kind: Any, what: str, decode: Callable[[Any], Any] | None = None) -> Any:
-    """Return a value as this type; `decode`: from JSON; `what`: for errors. Raises ValueError."""
-    try:
-        if decode is not None and isinstance(value, msgspec.Raw):
-            return decode(value)
-        return msgspec.convert(_plain(value), kind)
-    except msgspec.ValidationError as error:
-        raise _TraceError(f"{what}: {error}") from error
-
-
-_decode = msgspec.json.Decoder().decode
-_decode_traces = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
-
-
-def _at(record: _Record, column: str) -> Any:
-    """Return the value of a column, or of a field within it if dots lead there; else None."""
-    if column in record or "." not in column:
-        return record.get(column)
-    outer = {name: _plain(one) for name, one in record.items() if may_hold((name,), column)}
-    value = value_at(outer, column)
-    return None if value is ABSENT else value
-
-
-class _Flat(msgspec.Struct):
-    """A prompt and its completion."""
-
-    prompt_ids: _Ids
-    completion_ids: _Ids
-    prompt_mask: _Mask | None = None
-    completion_mask: _Mask | None = None
-    loss_weights: _Streams | list[float] | None = None
-    logprobs: list[float] | float | None = None
-    advantages: list[float] | float | None = None
-    reference_logprobs: list[float] | float | None = None
-
-
 def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
     """Return the nodes of a trace with the further fields `names`. Raises ValueError."""
-    kind, decode = _node_type(tuple(names), msgspec.Raw if isinstance(value, msgspec.Raw) else Any)
-    nodes: list[Any] = _typed(value, kind, f"{where}: nodes", decode)
-    return nodes
+    kind = _node_type(tuple(names), msgspec.Raw if isinstance(value, msgspec.Raw) else Any)
+    return typed(value, kind, f"{where}: nodes")  # type: ignore[no-any-return]
 
 
 @lru_cache  # a class takes longer to make than a small file to read
-def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any], list[Any]]]:
-    """Return the type of lists of nodes, and its JSON decoder.
+def _node_type(names: tuple[str, ...], lists: Any) -> Any:
+    """Return the type of lists of nodes.
 
     token_ids     n ids, of type `lists`
     mask          n flags, of type `lists`: 1 if the model sampled the token; may be empty for none
@@ -509,53 +452,35 @@ def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any],
         *((name, Any if name == "message" else list[float] | None, None) for name in names),
     ]
     node: Any = msgspec.defstruct("Node", fields)
-    kind: Any = list[node]
-    return kind, msgspec.json.Decoder(kind).decode
+    return list[node]
 
 
 def _ids_of(branches: _Branches) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
     """Return ids and sampled flags of all nodes, and sizes of nodes. Raises ValueError."""
-    ids, sizes = _lists_of("token_ids", _Ids, branches)
-    marks, marked = _lists_of("mask", _Mask, branches)
+    lists = [node.token_ids for node in branches.nodes]
+    ids, sizes = number_lists(lists, Ids, lambda node: f"{branches.place(node)}: token_ids")
+    lists = [node.mask for node in branches.nodes]
+    marks, marked = number_lists(lists, Mask, lambda node: f"{branches.place(node)}: mask")
     has_mask = marked > 0
     has_mask |= np.fromiter((node.sampled for node in branches.nodes), bool, len(branches.nodes))
     for node in np.flatnonzero((sizes == 0) | (has_mask & (marked != sizes))).tolist():
         place = branches.place(node)
         if not sizes[node]:
-            raise _TraceError(f"{place} has no token_ids, expected those that the model saw")
+            raise TraceError(f"{place} has no token_ids, expected those that the model saw")
         _check_length(place, "mask", int(marked[node]), int(sizes[node]), "token_ids")
     mask = np.zeros(len(ids), bool)
     mask[np.repeat(has_mask, sizes)] = marks
     return ids, mask, sizes
 
 
-def _lists_of(name: str, kind: Any, branches: _Branches) -> tuple[UInt32, Int64]:
-    """Return the values of a field of all nodes, and how many each node has. Raises ValueError."""
-    values = [getattr(node, name) for node in branches.nodes]
-    if all(type(one) is msgspec.Raw for one in values):
-        text, sizes = b"".join(values), np.empty(len(values), np.int64)
-        numbers = np.empty(len(text) // 2 + 1, np.uint32)
-        count = read_lists(np.frombuffer(text, np.uint8), numbers, sizes)
-        # a true is not an id, and a 2 is not a flag
-        is_right = b"e" not in text if kind is _Ids else numbers[: max(count, 0)].max(initial=0) < 2
-        if count >= 0 and is_right:
-            return numbers[:count], sizes
-    lists = [
-        _typed(_plain(value) or [], kind, f"{branches.place(number)}: {name}")
-        for number, value in enumerate(values)
-    ]
-    sizes = np.array([*map(len, lists)], np.int64)
-    return np.fromiter(chain.from_iterable(lists), np.uint32, int(sizes.sum())), sizes
-
-
 def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
     """Return the nodes of each branch, from its root on. Raises ValueError."""
     for number, parent in enumerate(parents):
         if isinstance(parent, list):
-            raise _TraceError(f"{where}, node {number} has {len(parent)} parents, expected one")
+            raise TraceError(f"{where}, node {number} has {len(parent)} parents, expected one")
         is_node = type(parent) is int and 0 <= parent < len(parents)
         if parent is not None and not is_node:
-            raise _TraceError(
+            raise TraceError(
                 f"{where}, node {number}: parent is {parent!r}, expected the number of a node, "
                 f"0 to {len(parents) - 1}"
             )
@@ -566,17 +491,17 @@ def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
             path.append(at)
             at = parents[at]
         if at is not None:
-            raise _TraceError(f"{where}, node {leaf} leads into a cycle, {_ROOTED}")
+            raise TraceError(f"{where}, node {leaf} leads into a cycle, {_ROOTED}")
         paths.append(path[::-1])
         reached.update(path)
     if unreached := {*range(len(parents))} - reached:
-        raise _TraceError(f"{where}, node {min(unreached)} is in a cycle, {_ROOTED}")
+        raise TraceError(f"{where}, node {min(unreached)} is in a cycle, {_ROOTED}")
     return paths
 
 
 def _check_length(place: str, name: str, found: int, size: int, other: str) -> None:
     if found != size:
-        raise _TraceError(f"{place}: {name} has {found} values, {other} {size}")
+        raise TraceError(f"{place}: {name} has {found} values, {other} {size}")
 
 
 def _worth(reward: Any) -> float:
@@ -584,7 +509,7 @@ def _worth(reward: Any) -> float:
     scored = reward if isinstance(reward, dict) else {"score": reward}
     score, weight = scored.get("score"), scored.get("weight", 1.0)
     if not isinstance(score, int | float) or not isinstance(weight, int | float):
-        raise _TraceError(f"a reward is {score!r} times {weight!r}, expected two numbers")
+        raise TraceError(f"a reward is {score!r} times {weight!r}, expected two numbers")
     return score * weight
 
 

@@ -206,17 +206,23 @@ _REASONING: _Names = {REASONING: ("reasoning_content", "thinking")}
 _INPUT: _Names = {"input": (CONTEXT,)}
 # Fields beside a prompt and its answer that only a chat template has a place for.
 ONLY_IN_CHATS = frozenset(("tools", REASONING, *_REASONING[REASONING]))
-# Names in verl, TRL, SkyRL, prime-rl and others for a prompt and its completion as ids.
+# Names in verl, TRL, SkyRL, prime-rl and others for a prompt and its completion as ids, and in
+# Switchyard, ATIF, NeMo Gym and tinker-cookbook for the calls of a session.
 _TRACE: _Names = {
     "traces": ("traces",),
     "nodes": ("nodes",),
-    "prompt_ids": ("prompt_ids", "prompt_token_ids"),
-    "completion_ids": ("completion_ids", "completion_token_ids", "response_ids"),
+    "session_id": ("session_id", "proxy_x_session_id"),
+    "calls": ("calls",),
+    "steps": ("steps",),
+    "response": ("response",),
+    "prompt_ids": ("prompt_ids", "prompt_token_ids", "prompt_tokens"),
+    "completion_ids": ("completion_ids", "completion_token_ids", "response_ids",
+                       "generation_token_ids", "sampled_tokens"),
     "prompt_mask": ("prompt_mask",),
     "completion_mask": ("completion_mask", "response_mask", "loss_mask", "loss_masks", "tool_mask",
                         "env_mask"),
     "logprobs": ("logprobs", "completion_logprobs", "response_logprobs", "rollout_log_probs",
-                 "rollout_logprobs"),
+                 "rollout_logprobs", "generation_log_probs"),
     "advantages": ("advantages", "advantage"),
     "reference_logprobs": ("reference_logprobs", "ref_logprobs", "ref_log_prob"),
     "loss_weights": ("loss_weights",),
@@ -224,14 +230,16 @@ _TRACE: _Names = {
     "age": ("age",),
 }  # fmt: skip
 IN_TRACES = ("reward", "age")  # fields that may lie within a trace of an episode
+# what tells the sessions of tinker-cookbook apart
+TRAJECTORY = ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx")
 # What else is read of traces and of their episodes.
-FACTS_OF_TRACES = ("rewards", "agent", "run", "tools")
+FACTS_OF_TRACES = ("rewards", "agent", "run", "tools", "subagent_trajectories", *TRAJECTORY)
 
 
 def _of_traces(*required: str) -> _Kind:
     """Return the form of traces with these fields; other records may have all others."""
     return _Kind(
-        tuple(_TRACE[key] for key in required),
+        tuple(_TRACE.get(key, (key,)) for key in required),
         tuple(key for key in _TRACE if key not in required),
         {key: names[1:] for key, names in _TRACE.items()},
     )
@@ -259,8 +267,19 @@ KINDS = {
 }
 # Fields that no shape requires.
 OPTIONAL = frozenset(key for kind in KINDS.values() for key in kind.optional)
-# Traces have several forms.
-_FORMS = {TRACE: (KINDS[TRACE], _of_traces("nodes"), _of_traces("prompt_ids", "completion_ids"))}
+# Traces have several forms. The last two say more about a record than any other shape.
+_FORMS = {
+    TRACE: (
+        KINDS[TRACE],
+        _of_traces("nodes"),
+        _of_traces("prompt_ids", "completion_ids"),
+        _of_traces("calls"),
+        _of_traces("schema_version", "steps"),
+        _of_traces("session_id", "prompt_ids", "completion_ids"),
+        _of_traces("responses_create_params", "response"),
+    )
+}
+_UNMISTAKABLE = 2
 # names that other tools have for shapes
 OTHER_NAMES = {
     "messages": ("openai", "chatml"),
@@ -297,10 +316,11 @@ def find_shape(
         )
     kinds = [wanted] if wanted else [k for k in KINDS if tokens or not Shape(k).is_of_tokens]
     forms = [(kind, form) for kind in kinds for form in _FORMS.get(kind, (KINDS[kind],))]
+    first = [form for form in forms if form[0] == TRACE][-_UNMISTAKABLE:]
     free = {*fields} - {*renamed.values()}
     fitting = [
         Shape(kind, columns)
-        for kind, form in forms
+        for kind, form in (*first, *forms)
         # an alpaca record's input and output alone look like a prompt and its completion
         if wanted or kind != "prompt-completion" or "instruction" not in free
         if (columns := _columns(form, fields, renamed)) is not None
@@ -315,7 +335,8 @@ def find_shape(
             f"{where}: records of shape {shape.kind} have no field '{other}', which --field maps",
             f"leave it out; fields of that shape: {named(shape.columns)}",
         )
-    expected = ", ".join("+".join(names[0] for names in form.required) for _, form in forms)
+    needed = (form.required for kind, form in forms if (kind, form) not in first)
+    expected = ", ".join("+".join(names[0] for names in required) for required in needed)
     text = "name the text with --text-field, or " if wanted in (None, "text") else ""
     other = ", or choose another --shape" if wanted else ""
     raise DataError(

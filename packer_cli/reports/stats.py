@@ -143,6 +143,8 @@ def _content(
         content["carried"] = carried
     content["warnings"] = [warning._asdict() for warning in warnings_of(manifest)]
     content["histograms"] = document["histograms"]
+    if manifest.first_drifted:
+        content["first_drifted"] = manifest.first_drifted
     if by in ("shard", "input"):
         content[f"by_{by}"] = document[f"{by}s"]
     return content
@@ -213,7 +215,7 @@ def headline(manifest: Manifest) -> Iterator[Figure]:
     for loss in ("truncated", "dropped"):
         trained = f", {f[f'{loss}_trained_tokens']:,} of them trained"
         f[f"trained_of_{loss}"] = trained if manifest.config.train_on != "all" else ""
-    yield from _unusual(f)
+    yield from _unusual(f | _first_drifted(manifest))
 
 
 def _of_documents(manifest: Result) -> Iterator[Figure]:
@@ -222,7 +224,16 @@ def _of_documents(manifest: Result) -> Iterator[Figure]:
     mean = f"{f['tokens_per_document']:,.1f} tokens each"
     yield Figure("documents", count(f["documents"]), f"{mean}; {_on_disk(f)}")
     yield from _tokens(f)
-    yield from _unusual(f)
+    yield from _unusual(f | _first_drifted(manifest))
+
+
+def _first_drifted(manifest: Result) -> _Values:
+    """Return the place of the first call that drifted, in words."""
+    if not manifest.first_drifted:
+        return {}
+    file, position, call = manifest.first_drifted
+    place = f"call {call} at position {position} of {manifest.inputs[file].name}"
+    return {"first_drifted": f"; the first: {place}"}
 
 
 def _on_disk(f: _Values) -> str:
@@ -239,6 +250,9 @@ def _tokens(f: _Values) -> Iterator[Figure]:
         shared = f"{f['shared_tokens']:,} tokens shared with an earlier one, and trained on there"
         branches = plural(f["branches"], "branch", "branches")
         yield Figure("traces", count(f["traces"]), f"with {branches}; {shared}")
+    if f["calls"]:
+        sessions = f"of {plural(f['sessions'], 'session')}, merged where one goes on from another"
+        yield Figure("calls", count(f["calls"]), sessions)
     if f["compared_branches"]:
         compared = (
             f"of {f['compared_branches']:,} branches compared, the chat template gives other ids"
@@ -258,7 +272,7 @@ def _unusual(f: _Values) -> Iterator[Figure]:
     words = {name: _Named(figure) if type(figure) is int else figure for name, figure in f.items()}
     for name, total in SHOWN_TOTALS.items():
         if total.title and (f.get(name) or (total.is_loss and name in f)):
-            meaning = total.meaning.format(**words, unshown=unshown(f))
+            meaning = total.meaning.format(**{"first_drifted": ""} | words, unshown=unshown(f))
             yield Figure(total.title, count(f[name]), meaning, is_loss=True)
 
 

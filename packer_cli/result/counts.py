@@ -151,6 +151,7 @@ class DocumentTotals(Struct):
     filtered        left out by conditions: `documents`, or records that are none yet, with `tokens`
                     as far as they are known; some of them lack a field (`without_field`), some have
                     a value of another type in it (`of_other_type`)
+    calls           of `sessions`, each of which is a trace
     """
 
     documents: Annotated[Count, Total(column="documents")] = 0
@@ -254,6 +255,15 @@ class DocumentTotals(Struct):
         Count,
         Total("other type", "of the filtered have a value of another type in it", if_any=True),
     ] = 0
+    sessions: Annotated[Count, Total(if_any=True)] = 0
+    calls: Annotated[Count, Total(if_any=True)] = 0
+    drifted_calls: Annotated[
+        Count,
+        Total("drifted", "calls whose prompt changes what was sampled{first_drifted}", if_any=True),
+    ] = 0
+    calls_without_ids: Annotated[
+        Count, Total("no ids", "calls without token ids: not trained on", if_any=True)
+    ] = 0
 
 
 class Totals(DocumentTotals):
@@ -318,6 +328,7 @@ class Counts(Totals):
     unread          fields that nothing reads
     dropped_length  tokens of documents that are dropped since they are longer than a row: of those
                     with 2**i <= length < 2**(i+1) in dropped_length[i]
+    first_drifted   of calls: number of the file, position of the record, number of the call in it
     """
 
     rows: int = 0
@@ -333,6 +344,7 @@ class Counts(Totals):
     files: dict[int, InputTotals] = {}
     unread: dict[str, int] = {}
     dropped_length: Int64 = field(default_factory=_powers)
+    first_drifted: list[int] = []
 
     def file(self, index: int) -> InputTotals:
         return self.files.setdefault(index, InputTotals())
@@ -456,6 +468,8 @@ class Counts(Totals):
                     _add(self.file(index), asdict(totals))
             elif isinstance(theirs, dict):
                 _add_named(mine, theirs)
+            elif isinstance(theirs, list):
+                setattr(self, name, min(mine or theirs, theirs or mine))
             elif isinstance(theirs, np.ndarray):
                 if len(mine) < len(theirs):
                     mine = np.concatenate([mine, np.zeros(len(theirs) - len(mine), np.int64)])
@@ -522,4 +536,5 @@ def _from_json(name: str, value: Any, default: Any) -> Any:
         return np.array(convert(value, list[int]), np.int64)
     if isinstance(default, AttentionCost):
         return AttentionCost(*convert(value, list[int]))
-    return convert(value, dict[str, int] if isinstance(default, dict) else int)
+    kind: Any = list[int] if isinstance(default, list) else int
+    return convert(value, dict[str, int] if isinstance(default, dict) else kind)

@@ -222,6 +222,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     tokens: AtLeastOne
     trained_tokens: Count
     unread: dict[str, Count] = {}
+    first_drifted: list[Count] = []
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]

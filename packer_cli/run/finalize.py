@@ -21,11 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
 import packer_cli
 from packer_cli import storage
+from packer_cli.chat.captures import SessionReader
 from packer_cli.errors import (
     DataError,
     InternalError,
@@ -45,7 +46,7 @@ from packer_cli.options.option import refuse
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.packing.figures import lower_bound_rows
-from packer_cli.records import InputFile
+from packer_cli.records import InputFile, Slice
 from packer_cli.result.counts import OF_TRACES, Counts
 from packer_cli.result.existing import listed, look
 from packer_cli.result.layout import (
@@ -162,6 +163,7 @@ class _RunTotals:
     digests    sha256 of inputs, by index
     rejected   where the rejected records of units lie
     squares    where the squared lengths of their rows lie
+    sessions   (file, digest) of sessions of calls, uint64[sessions, 2] of each unit
     bad, read  records of the units that this run has packed
     """
 
@@ -170,6 +172,7 @@ class _RunTotals:
         longest = 0 if run.is_to_tokenize else run.row_config.max_length
         self.counts = Counts(piece_length=np.zeros(longest + 1, np.int64))
         self.digests = dict[int, str]()
+        self.sessions = [np.empty((0, 2), np.uint64)]
         self.units, self.shards = list[dict[str, Any]](), list[Shard]()
         self.rejected, self.squares = list[_FilePart](), list[_FilePart]()
         self.tokenizer: TokenizerInfo | None = None
@@ -180,6 +183,8 @@ class _RunTotals:
         counts = Counts.from_json(record.counts)
         self.counts.add(counts)
         self.digests |= dict(record.digests)
+        if record.sessions is not UNSET:
+            self.sessions.append(np.array(record.sessions, np.uint64))
         slices = [part[:3] for part in record.slices]
         self.units.append({"unit": record.unit, "slices": slices})
         self.shards += record.shards
@@ -206,6 +211,7 @@ def _check(totals: _RunTotals) -> None:
     later = "everything is packed, and with a larger limit the run finishes at once"
     tip = f"see {work}/rejected-*.jsonl; {later}"
     check_limits(run.config, counts, totals.bad, totals.read, tip)
+    _refuse_scattered_sessions(totals)
     if counts.rows or (run.is_to_tokenize and counts.tokens):
         return
     problem, tip = nothing_to_pack(counts, run.config)
@@ -221,6 +227,16 @@ def _check(totals: _RunTotals) -> None:
         problem += f"; the first rejected, {place}: {first['reason']}"
     discard(work)  # no other run would find more
     raise DataError(problem, tip)
+
+
+def _refuse_scattered_sessions(totals: _RunTotals) -> None:
+    """Raise DataError for a session whose calls stand in several places of a file."""
+    sessions, times = np.unique(np.concatenate(totals.sessions), axis=0, return_counts=True)
+    for index in np.unique(sessions[times > 1][:, 0]).tolist():
+        file = totals.run.files[index]
+        reader = SessionReader(file, totals.run.shape.of(file.shape), totals.run.config)
+        for _ in reader.read(Slice(index, 0, None, file.size)):  # finds the place
+            pass
 
 
 def nothing_to_pack(counts: Counts, config: DocumentConfig) -> tuple[str, str]:
@@ -434,6 +450,7 @@ def _totals(counts: Counts, names: Iterable[str], histograms: Any) -> dict[str, 
             if (figure := getattr(counts, name)) or name not in OF_TRACES
         },
         **({"unread": dict(sorted(counts.unread.items()))} if counts.unread else {}),
+        **({"first_drifted": counts.first_drifted} if counts.first_drifted else {}),
         "histograms": {
             name: getattr(counts, name).tolist() for name in histograms.__struct_fields__
         },

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 import packer_cli
 from packer_cli import storage
@@ -202,6 +202,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     before      of a unit that stays of an earlier result: bytes of rejected.jsonl, and rows, that
                 lie there before those of the unit
     stdin_bytes  that the unit has read
+    sessions    (file, digest) of sessions of calls that another unit must not have, too
     """
 
     unit: int
@@ -214,6 +215,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     digests: list[tuple[int, str]] = []
     before: tuple[int, int] | None = None
     stdin_bytes: int = 0
+    sessions: list[tuple[int, int]] | UnsetType = UNSET
 
     @property
     def work_unit(self) -> WorkUnit:
@@ -283,8 +285,8 @@ def left_to_do(run: RunPlan, folder: Path, part: slice = slice(None)) -> list[Wo
 
 def as_line(record: UnitRecord) -> bytes:
     """Return a line of units.jsonl, which is the same whether the unit was kept or packed."""
-    lasting = structs.replace(record, run="", digests=[], before=None, stdin_bytes=0)
-    return msgspec.json.encode(lasting) + b"\n"
+    kept = structs.replace(record, run="", digests=[], before=None, stdin_bytes=0, sessions=UNSET)
+    return msgspec.json.encode(kept) + b"\n"
 
 
 def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from packer_cli.errors import DamagedInputError, DataError, named
 from packer_cli.inputs.byte_streams import STDIN, stdin_size
@@ -177,6 +178,7 @@ class UnitContext:
             self.run.identity,
             digests,
             stdin_bytes=stdin_size() if reads_stdin else 0,
+            sessions=packed.sessions or UNSET,
         )
         write_unit(self.folder, record)
         return record
@@ -218,6 +220,7 @@ class UnitPacker:
     counts     totals of records, documents and rows
     rejected   lines of bad records; the first one ends the run unless they are skipped
     sums       squared lengths of rows
+    sessions   (file, digest) of sessions of calls that other units may have, too
     progress   gets figures of what is read and written
     is_sample  parts of files are read, so damage in the rest of a file is unknown
     """
@@ -228,6 +231,7 @@ class UnitPacker:
         self.unit, self.context, self.counts = unit, context, Counts()
         self.shards, self.progress = list[Shard](), context.progress
         self.read: Read = context.source.read
+        self.sessions = list[tuple[int, int]]()
         self.rejected = context.file(rejected_name(unit.index))
         self.sums = context.file(squared_lengths_name(unit.index))
 
@@ -263,6 +267,7 @@ class UnitPacker:
             for records in self._decoded(file, part):
                 batch, bad, more = context.source.encode(records, file)
                 self.counts.add(more)
+                self.sessions += ((file.index, digest) for digest in records.sessions)
                 if bad:
                     self._reject(file, bad)
                 if records.empty:

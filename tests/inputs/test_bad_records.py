@@ -195,7 +195,8 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
     ("a.jsonl", b'{"input_ids": [1], "attention_mask": [0]}\n', (), "nothing to pack: 1 empty", ""),
     ("a.jsonl", b'{"body": [], "id": 1}\n', (),
      "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
-     "input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
+     "input_ids, traces, nodes, prompt_ids+completion_ids, calls, schema_version+steps; fields "
+     "found: body, id",
      "--text-field"),
     ("a.json", b'{"version": 1, "pages": [{"body": "a"}]}\n', (),
      "holds the records in .pages[]", "jq -c '.pages[]' FILE > FILE.jsonl"),
@@ -239,7 +240,7 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "nothing to pack: 0 empty, 0 dropped and 2 rejected records", ""),
     ("a.json", b'{"data": [\n{"text": "a"}]}', (), "(byte 0): an object over several lines",
      "'.NAME[]' FILE"),
-    ("a.jsonl", b"{}\n", (), "prompt_ids+completion_ids; fields found: none", "--text-field"),
+    ("a.jsonl", b"{}\n", (), "schema_version+steps; fields found: none", "--text-field"),
     # other formats
     ("a.txt", b"good\ncaf\xe9\n", (),
      "a.txt, line 2 (byte 5): invalid UTF-8 at byte 3 of the line", "iconv"),

@@ -493,7 +493,8 @@ def test_invalid_utf8_of_a_column_is_a_bad_record_where_the_column_is_used(
     [
         (
             {"body": ["a"], "id": [1]},
-            "text, input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
+            "text, input_ids, traces, nodes, prompt_ids+completion_ids, calls, "
+            "schema_version+steps; fields found: body, id",
         ),
         ({"text": [1]}, "column 'text' has type int64, expected a string"),
         ({"text": [b"a", b"\xff"]}, "row 1 (row 1 of the file): the text is not UTF-8"),
