@@ -26,8 +26,8 @@ import settings
 QUESTIONS = (
     "plan_speed", "plan_lengths", "mixed_rows", "plan_vs_peers", "fill_speed", "pack_vs_trl",
     "supervised_vs_trl", "pack_large", "tokenize_speed", "from_tokens", "export_speed", "carried",
-    "filters", "recipe", "scaling", "every_core", "memory", "again", "verify_speed", "audit",
-    "many_files", "rows_bound", "loader", "even_steps", "even_steps_gpu", "startup",
+    "captures", "filters", "recipe", "scaling", "every_core", "memory", "again", "verify_speed",
+    "audit", "many_files", "rows_bound", "loader", "even_steps", "even_steps_gpu", "startup",
     "from_clone", "checks_cost",
 )  # fmt: skip
 LATEST = settings.BENCHMARKS / "results" / "latest.json"
