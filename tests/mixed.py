@@ -1,22 +1,27 @@
 """Results of a recipe to look at: three sources, whose files `write_sources` writes.
 
 pack_mixed(recipe_of({"web": {"weight": 0.6}, "code": {"weight": 0.3}}), "out")
+documents_in("out")     how often each document is in the rows, from the shards alone
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from support import recover_documents
 
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.options.recipe import Recipe, RecipeSource
 from packer_cli.options.run_options import RunOptions
-from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.run.recipe import pack_recipe
 
+Documents = Counter[tuple[int, ...]]
 IN_SHARES: dict[str, dict[str, Any]] = {
     "web": {"weight": 0.6},
     "code": {"weight": 0.3},
@@ -53,3 +58,15 @@ def pack_mixed(recipe: Recipe, out: str = "out") -> list[Manifest | None]:
     """Pack it; gives the manifest of every side."""
     results = pack_recipe(recipe, Path(out), RunOptions(progress=False))
     return [manifest for _, manifest in results]
+
+
+def documents_in(directory: str) -> Documents:
+    """How often each document is in the rows."""
+    return Counter(tuple(one) for one in recover_all(directory))
+
+
+def recover_all(directory: str) -> Iterator[list[int]]:
+    """The tokens of all documents, as often as rows hold them: once in a unit at most."""
+    manifest = load(directory)
+    for unit in {shard.unit for shard in manifest.shards}:
+        yield from recover_documents(directory, unit=unit).values()

@@ -175,6 +175,8 @@ def test_every_key_of_recipes_is_on_their_page() -> None:
     assert [its - found for its, found in zip(keys, in_example, strict=True)] == [set()] * 3
     assert set(of_all) == source.keys() - amounts
     assert set(of_top) == top.keys() - own.keys() - set(of_all)
+    of_tiers = page.split("\n## Tiers\n")[1].split("\n## ")[0]
+    assert recipe.keys_of(*recipe.TIER).keys() <= {*re.findall(r"`(\w+)", of_tiers)}
 
 
 def test_every_command_has_a_line_in_readme() -> None:

@@ -32,6 +32,7 @@ from packer_cli.options.where import (
 )
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.records import TIER, Documents, Filtered, Int64, UInt8, UInt64
+from packer_cli.result.tokenized import TokenizedDirectory
 
 FITS = "\0fits"  # as no field of a record is called
 _EXACT = 1 << 53  # up to which floats are whole numbers
@@ -111,6 +112,16 @@ class Selection:
     def records(self, count: int, values: Callable[[str], Any]) -> Judged:
         """Judge records by their own fields. `values`: of a field, one for each; None: nobody's."""
         return self.judged(count, lambda one: values(one.field), of_documents=False)
+
+    def of_stored(self, directory: TokenizedDirectory) -> UInt64:
+        """Judge all documents of a tokenized directory: `fits` of `Judged`."""
+
+        def values(one: Condition) -> Any:
+            if not one.is_of_document:
+                return directory.carried_at(one.field)
+            return directory.lengths if one.field == TOKENS else directory.trained
+
+        return self.judged(len(directory), values).fits
 
     def documents(
         self, batch: Documents, carried: Callable[[str], Any] | None = None

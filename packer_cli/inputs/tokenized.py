@@ -10,10 +10,11 @@ documents in this order, and every unit has the same share of every directory.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -63,14 +64,16 @@ _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
 @dataclass(frozen=True)
 class DocumentPool:
-    """Documents that are taken of an input.
+    """Documents that are taken of an input, in their order, which is repeated without end.
 
-    numbers  int64[n], documents in their order
+    numbers  int64[n], documents
     amounts  int32[n], at least 1: amount of each in the share of its source
+    taken    how many are taken of the repeated pool
     """
 
     numbers: Int64
     amounts: Int32
+    taken: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -124,21 +127,21 @@ class TokenizedInputs:
         files: Sequence[InputFile],
         seed: int | None,
         highest: int = HIGHEST_ID,
-        pools: Sequence[DocumentPool] | None = None,
+        pools: Sequence[Sequence[DocumentPool]] | None = None,
         columns: Iterable[ValueColumn] = (),
     ) -> None:
         """Open all directories.
 
         seed     of the order; None: documents come as they were tokenized
         highest  the highest id that a token may have
-        pools    documents to take of each file; a slice that goes beyond the last one begins again
-                 at the first
+        pools    documents to take of each file, which slices count: those of its first pool, then
+                 those of the next
         columns  as in `Tokens`
         """
         self._files = {file.index: file for file in files}
         self._directories = {file.index: opened(file) for file in files}
         self._seed, self._is_mixed = seed, seed is not None or pools is not None
-        self._pools = dict(zip(self._files, pools or (), strict=False))
+        self._pools = dict(zip(self._files, map(list, pools or ()), strict=False))
         self.tokens = _CheckedTokens(self._directories, highest, columns)
 
     @property
@@ -167,27 +170,32 @@ class TokenizedInputs:
             order.append(here)
         return np.concatenate(parts)[np.argsort(np.concatenate(order))]
 
-    def _pool(self, index: int) -> DocumentPool:
-        """Return the documents taken of a file: all in the seeded order, if none were chosen."""
-        if index not in self._pools:
-            order = self._directories[index].order(order_seed(self._seed or 0, index))
-            self._pools[index] = DocumentPool(order, np.ones(len(order), np.int32))
-        return self._pools[index]
+    def _in_pool(self, part: Slice) -> tuple[DocumentPool, Int64]:
+        """Return the pool of a slice's documents, and their places in it, int64[n]. All documents
+        in the seeded order are a pool, if none were chosen.
+        """
+        if part.file not in self._pools:
+            order = self._directories[part.file].order(order_seed(self._seed or 0, part.file))
+            ones = np.ones(len(order), np.int32)
+            self._pools[part.file] = [DocumentPool(order, ones, len(order))]
+        firsts = [0, *accumulate(pool.taken for pool in self._pools[part.file])]
+        number = bisect_right(firsts, part.start) - 1
+        pool, stop = self._pools[part.file][number], part.stop
+        places = np.arange(part.start, firsts[number + 1] if stop is None else stop)
+        return pool, (places - firsts[number]) % len(pool)
 
     def _numbers(self, part: Slice) -> Int64:
         """Return the numbers of a slice's documents, int64[n]."""
-        stop = len(self._directories[part.file]) if part.stop is None else part.stop
-        numbers = np.arange(part.start, stop)
         if not self._is_mixed:
-            return numbers
-        pool = self._pool(part.file)
-        return pool.numbers[numbers % len(pool)]
+            stop = len(self._directories[part.file]) if part.stop is None else part.stop
+            return np.arange(part.start, stop)
+        pool, places = self._in_pool(part)
+        return pool.numbers[places]
 
     def _places(self, part: Slice) -> Float64:
         """Return places in the unit of the documents of a slice, by amount, float64[n], 0 to 1."""
-        pool = self._pool(part.file)
-        stop = len(pool) if part.stop is None else part.stop
-        amounts = pool.amounts[np.arange(part.start, stop) % len(pool)]
+        pool, in_pool = self._in_pool(part)
+        amounts = pool.amounts[in_pool]
         before = np.cumsum(amounts, dtype=np.int64)
         places: Float64 = (before - amounts / 2) / before[-1]
         return places
@@ -345,6 +353,15 @@ def with_columns_of(files: Sequence[InputFile], config: DocumentConfig) -> Docum
             )
     check_defaults(columns, config)
     return replace(config, carry=tuple(map(str, columns.values())))
+
+
+def new_conditions(directory: TokenizedDirectory, config: DocumentConfig) -> DocumentConfig:
+    """Return the conditions of options that a directory was not tokenized with."""
+    known = directory.facts.config
+    return DocumentConfig(
+        where=() if known.where == config.where else config.where,
+        tiers=() if known.tiers == config.tiers else config.tiers,
+    )
 
 
 def check_stored(files: Sequence[InputFile], fields: Iterable[str]) -> None:

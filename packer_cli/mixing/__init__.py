@@ -4,34 +4,39 @@
 
 The documents of a directory that may be taken are its pool, in a seeded order of their content. An
 amount is the beginning of the pool, repeated without end. So two epochs contain all that half an
-epoch contains. The split depends on content only, so equal documents are on one side of it,
-whatever file they are in. Memory is a few dozen bytes a document.
+epoch contains. If its source has tiers, a directory has a pool for each of them. The split depends
+on content only, so equal documents are on one side of it, whatever file they are in. Memory is a
+few dozen bytes a document.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec.structs import replace
+from msgspec import UNSET, structs
 
 from packer_cli._kernels.documents import order_keys
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.inputs.tokenized import DocumentPool, order_seed
-from packer_cli.options.options import TRAIN, Mixture, PackConfig
-from packer_cli.records import Int32, Int64, UInt64, offsets_of
+from packer_cli.inputs.selection import Selection, first_bits
+from packer_cli.inputs.tokenized import DocumentPool, new_conditions, order_seed
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.options import TRAIN, Amount, Mixture, PackConfig
+from packer_cli.records import Int32, Int64, UInt8, UInt64, offsets_of
 from packer_cli.result.manifest import ReachedShare, SourceStats
 from packer_cli.result.tokenized import TokenizedDirectory
 
 Bool = npt.NDArray[np.bool_]
 
 _ROUNDING = 1e-9
+_SUMMED = ("documents", "available", "asked", "taken", "held_out_documents", "duplicate_documents")
 _OF_SPLIT = 0xD1B54A32D192ED03  # the split does not follow the order
 
 
@@ -39,21 +44,31 @@ _OF_SPLIT = 0xD1B54A32D192ED03  # the split does not follow the order
 class Choice:
     """The documents of a result.
 
-    pools    of each directory: its documents in the order in which they are taken
-    taken    by number of a directory: how many documents of its repeated pool are taken
+    pools    of each directory: one for each tier of its source, or only one
     sources  in the order of the recipe
-    shares   shares that sources reach; empty for the validation split
+    shares   shares that sources and tiers reach; empty for the validation split
     """
 
-    pools: list[DocumentPool]
-    taken: dict[int, int]
+    pools: list[list[DocumentPool]]
     sources: list[SourceStats]
     shares: list[ReachedShare]
 
 
 @dataclass(frozen=True)
+class _Stretch:
+    """Documents of a directory that have one amount: all, or those of a tier of its source.
+
+    number     of the directory
+    documents  int64[n], ascending
+    """
+
+    number: int
+    documents: Int64
+
+
+@dataclass(frozen=True)
 class _SummedPool:
-    """A directory's pool. `sums` int64[n + 1]: amount of the documents before each."""
+    """A pool of a directory. `sums` int64[n + 1]: amount of the documents before each."""
 
     pool: DocumentPool
     sums: Int64
@@ -87,29 +102,32 @@ class _SummedPool:
 def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Choice:
     """Choose documents of `directories`, the inputs of the mixture's sources in order.
 
-    Raises UsageError if a source has too little for the amount asked, DataError for a directory
-    that cannot be read.
+    Raises UsageError if a source or a tier has too little for the amount asked, DataError for a
+    directory that cannot be read.
     """
     mixture = config.mixture
     if mixture is None:
         raise InternalError("there is no mixture to choose by")
-    # documents lie directory after directory, and directories source after source
-    edges = [0, *accumulate(map(len, directories))]
+    # documents lie source after source and tier after tier, in these directory after directory
+    portions, (by_portion, filtered) = mixture.portions, _stretches(directories, mixture)
+    stretches = [*chain.from_iterable(by_portion)]
+    edges = [0, *accumulate(len(stretch.documents) for stretch in stretches)]
     parts = [slice(*edge) for edge in pairwise(edges)]
-    inputs = [*pairwise([0, *accumulate(source.inputs for source in mixture.sources)])]
-    of_source = [slice(edges[begin], edges[end]) for begin, end in inputs]
-    amounts = np.concatenate([_amounts(directory, config) for directory in directories])
+    ranges = [slice(*edge) for edge in pairwise([0, *accumulate(map(len, by_portion))])]
+    of_portion = [slice(edges[one.start], edges[one.stop]) for one in ranges]
+    each = [_amounts(directory, config) for directory in directories]
+    amounts = np.concatenate([each[stretch.number][stretch.documents] for stretch in stretches])
     side, held, duplicates = (np.full(edges[-1], value) for value in (True, False, False))
     in_train, is_exact = mixture.part == TRAIN, mixture.dedup == "exact"
     hashes = np.empty((edges[-1] if mixture.is_split or is_exact else 0, 2), np.uint64)
-    for part, directory in zip(parts if len(hashes) else (), directories, strict=False):
-        hashes[part] = directory.content_hashes
+    for part, stretch in zip(parts if len(hashes) else (), stretches, strict=False):
+        hashes[part] = directories[stretch.number].content_hashes[stretch.documents]
     if mixture.is_split:
-        held = _held_out(hashes, mixture, of_source, parts, amounts, config.seed)
+        held = _held_out(hashes, mixture, of_portion, parts, amounts, config.seed)
         split = [
             documents
-            for source, documents in zip(mixture.sources, of_source, strict=True)
-            if source.held_out
+            for portion, documents in zip(portions, of_portion, strict=True)
+            if portion.held_out
         ]
         if not any((held[documents] & (amounts[documents] > 0)).any() for documents in split):
             raise UsageError(  # whichever side is packed: before the other one is
@@ -117,9 +135,9 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
                 "hold out more",
             )
         side = ~held if in_train else held
-    for source, documents in zip(mixture.sources, of_source, strict=True):
-        # other sources give this part nothing, not even equals of held out documents
-        if not (source.weight != 0 if in_train else source.held_out):
+    for portion, documents in zip(portions, of_portion, strict=True):
+        # others give this part nothing, not even equals of held out documents
+        if not (portion.weight != 0 if in_train else portion.held_out):
             side[documents] = False
     # a document without tokens in any row counts for nothing, and is not a duplicate's original
     side = side & (amounts > 0)
@@ -128,50 +146,107 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
         side &= ~duplicates
     del hashes  # 16 bytes a document
     pools = [
-        _pool(directory, np.flatnonzero(side[part]), amounts[part], order_seed(config.seed, number))
-        for number, (directory, part) in enumerate(zip(directories, parts, strict=True))
-    ]
-    sources = [
-        SourceStats(
-            source.name, numbers,
-            sum(len(pool.pool) for pool in pools[slice(*numbers)]),
-            sum(pool.total for pool in pools[slice(*numbers)]),
-            0.0, 0, int(held[documents].sum()), int(duplicates[documents].sum()),
-        )
-        for source, numbers, documents in zip(mixture.sources, inputs, of_source, strict=True)
+        _pool(directories[stretch.number], stretch.documents[side[part]], each[stretch.number],
+              order_seed(config.seed, stretch.number))
+        for stretch, part in zip(stretches, parts, strict=True)
     ]  # fmt: skip
-    return _taken(sources, pools, mixture)
+    pools_of_portion = [pools[one] for one in ranges]
+    stats = [
+        SourceStats(
+            portion.name, (its_stretches[0].number, its_stretches[-1].number + 1),
+            sum(len(pool.pool) for pool in its_pools),
+            sum(pool.total for pool in its_pools),
+            0.0, 0, int(held[documents].sum()), int(duplicates[documents].sum()),
+            tier=portion.tier, where=portion.where if portion.tier else UNSET,
+        )
+        for portion, documents, its_stretches, its_pools in zip(
+            portions, of_portion, by_portion, pools_of_portion, strict=True
+        )
+    ]  # fmt: skip
+    choice = _taken(stats, pools_of_portion, mixture)
+    return replace(choice, sources=_with_tiers(choice.sources, filtered, mixture))
 
 
-def _taken(sources: list[SourceStats], pools: list[_SummedPool], mixture: Mixture) -> Choice:
-    """Take the amounts of all sources. Raises UsageError if a source would have no document."""
+def _stretches(
+    directories: Sequence[TokenizedDirectory], mixture: Mixture
+) -> tuple[list[list[_Stretch]], list[int]]:
+    """Return the documents of all that has an amount of its own, in the order of the mixture's
+    portions, and how many documents of each source are in none of its tiers.
+    """
+    by_portion, filtered = list[list[_Stretch]](), list[int]()
+    inputs = pairwise([0, *accumulate(source.inputs for source in mixture.sources)])
+    for source, numbers in zip(mixture.sources, inputs, strict=True):
+        tiers = {number: _tiers(directories[number], source) for number in range(*numbers)}
+        by_portion += [
+            [_Stretch(number, np.flatnonzero(of == tier)) for number, of in tiers.items()]
+            for tier in range(len(source.portions))
+        ]
+        filtered.append(sum(int((of == len(source.portions)).sum()) for of in tiers.values()))
+    return by_portion, filtered
+
+
+def _tiers(directory: TokenizedDirectory, source: Amount) -> UInt8:
+    """Return the tier of each document of a source, uint8[n], from 0; of one that fits none, as
+    many as there are.
+    """
+    conditions = tuple(tier.where for tier in source.tiers)
+    new = new_conditions(directory, DocumentConfig(where=source.where, tiers=conditions))
+    has_stored = conditions and not new.tiers
+    tiers = directory.tiers if has_stored else np.zeros(len(directory), np.uint8)
+    if (selection := Selection.of(new)) is not None:
+        fits = selection.of_stored(directory)
+        tiers = first_bits(fits) if new.tiers else tiers
+        tiers[fits == 0] = len(source.portions)
+    return tiers
+
+
+def _taken(stats: list[SourceStats], pools: list[list[_SummedPool]], mixture: Mixture) -> Choice:
+    """Take the amounts of all sources and tiers. `pools`: of each, in its directories.
+
+    Raises UsageError if one of them would have no document.
+    """
     in_train = mixture.part == TRAIN
-    available = [source.available for source in sources]
+    available = [one.available for one in stats]
     amounts = _amounts_of(mixture, available) if in_train else [*map(float, available)]
-    counts = dict[int, int]()
-    edges = [0] * len(sources)
-    for number, (source, amount) in enumerate(zip(sources, amounts, strict=True)):
+    of_directories = defaultdict[int, list[DocumentPool]](list)
+    edges = [0] * len(stats)
+    for number, (one, amount) in enumerate(zip(stats, amounts, strict=True)):
         taken = 0
-        for directory in range(*source.inputs):
-            pool = pools[directory]
-            if not pool.total:
-                continue
-            share = amount * pool.total / source.available
-            count = pool.place_of(share)
-            taken += pool.taken_until(count)
-            edges[number] = max(edges[number], pool.edge(count, share))
-            if count:
-                counts[directory] = count
-        sources[number] = replace(source, asked=amount, taken=taken)
+        for directory, pool in enumerate(pools[number], one.inputs[0]):
+            count = 0
+            if pool.total:
+                share = amount * pool.total / one.available
+                count = pool.place_of(share)
+                taken += pool.taken_until(count)
+                edges[number] = max(edges[number], pool.edge(count, share))
+            of_directories[directory].append(replace(pool.pool, taken=count))
+        stats[number] = structs.replace(one, asked=amount, taken=taken)
         if in_train and amount and not taken:
             # the result would lack it altogether, and a word in the recipe fixes that
             raise UsageError(
-                f"source {source.name!r}: none of its documents fits in {amount:,.2f} "
+                f"{mixture.portions[number].label}: none of its documents fits in {amount:,.2f} "
                 f"{mixture.counted} asked: each has more than twice as many",
-                "ask for more, or leave the source out",
+                "ask for more, or leave it out",
             )
-    shares = _shares_reached(sources, edges) if in_train else []
-    return Choice([summed.pool for summed in pools], counts, sources, shares)
+    shares = _shares_reached(stats, edges) if in_train else []
+    return Choice([*of_directories.values()], stats, shares)
+
+
+def _with_tiers(
+    stats: Sequence[SourceStats], filtered: Sequence[int], mixture: Mixture
+) -> list[SourceStats]:
+    """Return the sources of all that has an amount of its own, with their `filtered` documents."""
+    left, sources = iter(stats), list[SourceStats]()
+    for source, number in zip(mixture.sources, filtered, strict=True):
+        own = [*islice(left, len(source.portions))]
+        sums = {name: sum(getattr(one, name) for one in own) for name in _SUMMED}
+        sources.append(
+            SourceStats(
+                source.name, own[0].inputs, **sums, filtered_documents=number,
+                tiers=own if source.tiers else [],
+            )
+        )  # fmt: skip
+    return sources
 
 
 def _pool(directory: TokenizedDirectory, may_be: Int64, amounts: Int32, seed: int) -> _SummedPool:
@@ -202,25 +277,26 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
 def _held_out(
     hashes: UInt64,
     mixture: Mixture,
-    of_source: list[slice],
+    of_portion: list[slice],
     parts: list[slice],
     amounts: Int32,
     seed: int,
 ) -> Bool:
-    """Mark the documents that are held out, bool[n]: those that the split takes of its sources, by
-    content, and all that equal them. A source that would have no document left is not split.
+    """Mark the documents that are held out, bool[n]: those that the split takes of its sources and
+    their tiers, by content, and all that equal them. One that would have no document left is not
+    split.
     """
     keys, held, highest = np.empty(len(hashes), np.uint64), np.zeros(len(hashes), bool), 0
     order_keys(hashes, (seed + _OF_SPLIT) % (1 << 64), keys)
-    available = [int(amounts[documents].sum(dtype=np.int64)) for documents in of_source]
+    available = [int(amounts[documents].sum(dtype=np.int64)) for documents in of_portion]
     asked = _amounts_of(mixture, available)
-    for number, (source, documents) in enumerate(zip(mixture.sources, of_source, strict=True)):
-        if not source.held_out:
+    for number, (portion, documents) in enumerate(zip(mixture.portions, of_portion, strict=True)):
+        if not portion.held_out:
             continue
         taken = min(asked[number] / max(available[number], 1), 1.0)
         limit = np.uint64(_limit(keys[documents], mixture, taken))
         in_split = keys[documents] <= limit
-        if source.weight == 0 or (amounts[documents][~in_split] > 0).any():
+        if portion.weight == 0 or (amounts[documents][~in_split] > 0).any():
             held[documents], highest = in_split, max(highest, int(limit))
     # equal documents have equal keys: only those up to the highest limit may equal a held out one
     contents = hashes[held]
@@ -242,32 +318,34 @@ def _limit(keys: UInt64, mixture: Mixture, taken: float) -> int:
 
 
 def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[float]:
-    """Return the amount that is asked of each source, in tokens as `mixture.count` counts them.
+    """Return the amount that is asked of each source and tier, in tokens as `mixture.count` counts
+    them.
 
-    Sources with epochs or tokens get these; the others share what is left, by weight. `available`:
-    amount of each source in one epoch. Raises UsageError for a source that is too small.
+    Those with epochs or tokens get these; the others share what is left, by weight. `available`:
+    amount of each in one epoch. Raises UsageError for one that is too small.
     """
-    for source, has in zip(mixture.sources, available, strict=True):
-        if not has and source.weight != 0:
+    portions = mixture.portions
+    for portion, has in zip(portions, available, strict=True):
+        if not has and portion.weight != 0:
             raise UsageError(
-                f"source {source.name!r}: has no {mixture.counted} to take",
+                f"{portion.label}: has no {mixture.counted} to take",
                 "its documents are held out, dropped, duplicates, or there are none",
             )
     fixed = list[float]()
-    for source, has in zip(mixture.sources, available, strict=True):
-        whole = (1.0 if source.epochs is None else source.epochs) * has
-        amount = whole if source.tokens is None else float(source.tokens)
-        fixed.append(amount if source.weight is None else 0.0)
-    shares = _shares([source.weight or 0.0 for source in mixture.sources])
+    for portion, has in zip(portions, available, strict=True):
+        whole = (1.0 if portion.epochs is None else portion.epochs) * has
+        amount = whole if portion.tokens is None else float(portion.tokens)
+        fixed.append(amount if portion.weight is None else 0.0)
+    shares = _shares([portion.weight or 0.0 for portion in portions])
     left = _left_for_weights(mixture, available, fixed, shares) if any(shares) else 0.0
     amounts = [known + left * share for known, share in zip(fixed, shares, strict=True)]
-    for source, has, amount in zip(mixture.sources, available, amounts, strict=True):
-        most = source.max_epochs * has
-        if source.epochs is None and amount > most * (1 + _ROUNDING):
-            times = source.max_epochs
+    for portion, has, amount in zip(portions, available, amounts, strict=True):
+        most = portion.max_epochs * has
+        if portion.epochs is None and amount > most * (1 + _ROUNDING):
+            times = portion.max_epochs
             epochs = "1 epoch has" if times == 1 else f"{times:g} epochs have"
             raise UsageError(
-                f"source {source.name!r}: too small: {amount:,.0f} {mixture.counted} asked, "
+                f"{portion.label}: too small: {amount:,.0f} {mixture.counted} asked, "
                 f"{epochs} {most:,.0f}",
                 f"ask for less, or let it be taken more often: max_epochs = {amount / has:.2f}",
             )
@@ -277,11 +355,11 @@ def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[float]:
 def _left_for_weights(
     mixture: Mixture, available: Sequence[int], fixed: Sequence[float], shares: Sequence[float]
 ) -> float:
-    """Return the amount that the sources with a weight share. `fixed`: amounts of the others."""
-    if mixture.tokens is None:  # as much as possible without exceeding max_epochs of any source
+    """Return the amount that all with a weight share. `fixed`: amounts of the others."""
+    if mixture.tokens is None:  # as much as possible without exceeding max_epochs of any of them
         return min(
-            source.max_epochs * has / share
-            for source, has, share in zip(mixture.sources, available, shares, strict=True)
+            portion.max_epochs * has / share
+            for portion, has, share in zip(mixture.portions, available, shares, strict=True)
             if share
         )
     left = mixture.tokens - sum(fixed)
@@ -302,18 +380,19 @@ def _shares(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def _shares_reached(sources: Sequence[SourceStats], edges: Sequence[int]) -> list[ReachedShare]:
-    """Compare the share of every source with the share asked. `edges`: amount of the last document
-    that was taken of each.
+def _shares_reached(stats: Sequence[SourceStats], edges: Sequence[int]) -> list[ReachedShare]:
+    """Compare the share of every source and tier with the share asked. `edges`: amount of the last
+    document that was taken of each.
     """
-    whole = sum(source.asked for source in sources)
-    got = max(sum(source.taken for source in sources), 1)
+    whole = sum(one.asked for one in stats)
+    got = max(sum(one.taken for one in stats), 1)
     reached = list[ReachedShare]()
-    for source, document in zip(sources, edges, strict=True):
-        asked, taken = source.asked, source.taken
+    for one, document in zip(stats, edges, strict=True):
+        asked, taken = one.asked, one.taken
         off = abs(taken / got - asked / whole) if whole else 0.0
         is_cause = abs(taken - asked) >= off * whole / 2  # else other sources are
-        reached.append(ReachedShare(source.name, asked, taken, off, document if is_cause else 0))
+        last = document if is_cause else 0
+        reached.append(ReachedShare(one.name, asked, taken, off, last, one.tier))
     return reached
 
 
@@ -323,7 +402,9 @@ def missed_share(mixture: Mixture, share: ReachedShare) -> str:
     reason = "documents of other sources are not split"
     if share.document:
         reason = f"documents are not split, and its last one has {share.document:,}"
-    return f"source {share.source!r}: takes {amounts}: {reason}; its share is {share.off:.2%} off"
+    labels = {(one.name, one.tier): one.label for one in mixture.portions}
+    label = labels[share.source, share.tier]
+    return f"{label}: takes {amounts}: {reason}; its share is {share.off:.2%} off"
 
 
 def _repeated(hashes: UInt64) -> Bool:

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from operator import itemgetter
 
 from packer_cli.errors import DamagedInputError
@@ -41,11 +42,13 @@ def work_units(
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)
-    each = {number: _bytes_each(files[number]) for number in choice.taken}
-    weight = sum(each[number] * count for number, count in choice.taken.items())
-    epochs = max(count / len(choice.pools[number]) for number, count in choice.taken.items())
+    taken = {number: [pool.taken for pool in pools] for number, pools in enumerate(choice.pools)}
+    taken = {number: counts for number, counts in taken.items() if any(counts)}
+    each = {number: _bytes_each(files[number]) for number in taken}
+    weight = sum(each[number] * sum(counts) for number, counts in taken.items())
+    epochs = max(pool.taken / max(len(pool), 1) for pool in chain.from_iterable(choice.pools))
     parts = max(1, math.ceil(weight / unit_bytes_of(config, int(weight))), math.ceil(epochs))
-    return _even_units(files, each, choice.taken, parts)
+    return _even_units(files, each, taken, parts)
 
 
 def choice_of(files: Sequence[InputFile], config: DocumentConfig) -> Choice | None:
@@ -67,21 +70,24 @@ def _bytes_each(file: InputFile) -> float:
 
 
 def _even_units(
-    files: Sequence[InputFile], each: _BytesEach, counts: dict[int, int], parts: int
+    files: Sequence[InputFile], each: _BytesEach, counts: dict[int, list[int]], parts: int
 ) -> list[WorkUnit]:
-    """Return up to `parts` units, each with the same share of the documents of every file.
+    """Return up to `parts` units, each with the same share of the documents of every pool.
 
-    counts  documents by number of the file
+    counts  documents of each pool, by number of the file
     each    bytes of a document, likewise
     """
     units = list[WorkUnit]()
     for part in range(parts):
         slices = []
-        for place, count in counts.items():
-            low, high = count * part // parts, count * (part + 1) // parts
-            if low < high:
-                size = max(1, int(each[place] * (high - low)))
-                slices.append(Slice(files[place].index, low, high, size))
+        for place, of_pools in counts.items():
+            first = 0
+            for count in of_pools:
+                low, high = (first + count * edge // parts for edge in (part, part + 1))
+                if low < high:
+                    size = max(1, int(each[place] * (high - low)))
+                    slices.append(Slice(files[place].index, low, high, size))
+                first += count
         if slices:
             units.append(WorkUnit(len(units), tuple(slices)))
     return units
@@ -100,9 +106,9 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     count = max(1, -(-total // unit_bytes_of(config, total + standing)))
     dealt = config if isinstance(config, PackConfig) and config.shuffle else None
     if dealt and files[0].format == TOKENIZED:
-        every = {place: len(opened(file)) for place, file in enumerate(files)}
+        every = {place: [len(opened(file))] for place, file in enumerate(files)}
         each = {place: _bytes_each(file) for place, file in enumerate(files)}
-        return _even_units(files, each, every, max(1, min(count, max(every.values()))))
+        return _even_units(files, each, every, max(1, min(count, max(every.values())[0])))
     target = max(1, -(-total // count))
     parts = list[Slice]()
     if dealt:

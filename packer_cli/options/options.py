@@ -8,8 +8,9 @@ engine) are in `run_options`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
@@ -108,6 +109,7 @@ def keeps_order(name: str) -> bool:
 TRAIN, VALIDATION = "train", "validation"
 _HOW_MUCH = "How much {}: 2B, 200M, 500k (500,000)."
 _MOST_EPOCHS = 10_000  # each has work units of its own
+_MOST_TIERS = 64
 
 
 # of a source, and of all sources of a recipe
@@ -117,18 +119,22 @@ ABOUT_MAX_EPOCHS = Option(help="The most of a source that weight or tokens may t
 
 @dataclass(frozen=True)
 class Amount(OptionGroup):
-    """Amount of a source that is taken. At most one of `weight`, `epochs` and `tokens` is set;
-    without any it is one epoch.
+    """Amount of a source, or of one of its tiers, that is taken. At most one of `weight`, `epochs`
+    and `tokens` is set; without any it is one epoch.
 
-    weight    share of what epochs and tokens of other sources leave, against the other weights
+    name      of the source
+    weight    share of what epochs and tokens of others leave, against all other weights
     tokens    as many, in whole epochs and a fraction of one
     inputs    number of the run's inputs; those of the sources follow one another
     held_out  whether its documents may go to the validation split
+    where     conditions that all its documents meet
+    tiers     amounts of its tiers, which it has instead of an amount of its own
+    tier      number of a tier, from 1; 0: the whole source
     """
 
-    name: Annotated[str, Option(help="What the source is called in all reports.")]
+    name: str
     weight: Annotated[
-        float | None, WEIGHT, Option(help="Its share, against the weights of other sources.")
+        float | None, WEIGHT, Option(help="Its share, against the weights of all others.")
     ] = None
     epochs: Annotated[
         float | None,
@@ -139,12 +145,32 @@ class Amount(OptionGroup):
     max_epochs: Annotated[float, MAX_EPOCHS, ABOUT_MAX_EPOCHS] = 1.0
     inputs: int = 1
     held_out: bool = True
+    where: tuple[str, ...] = ()
+    tiers: tuple[Amount, ...] = ()
+    tier: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        source = f"source {self.name!r}"
+        return f"{source}, {tier_label(self.tier, self.where)}" if self.tier else source
+
+    @property
+    def portions(self) -> tuple[Amount, ...]:
+        """Its tiers, or itself if it has none."""
+        return self.tiers or (self,)
 
     def _rules(self) -> Iterator[Rule]:
         amounts = [
             name for name in ("weight", "epochs", "tokens") if getattr(self, name) is not None
         ]
+        amounts += ["tiers"] * bool(self.tiers)
         yield len(amounts) > 1, f"has {' and '.join(amounts)}", "an amount is given in one way"
+        yield (
+            len(self.tiers) > _MOST_TIERS,
+            f"has {len(self.tiers)} tiers, the most is {_MOST_TIERS}",
+            "join some of them",
+        )
         yield (
             not self.name.strip() or re.search(r"^\.|[/\\\x00-\x1f\x7f]", self.name),
             f"name: {self.name!r} cannot be the name of a directory",
@@ -152,8 +178,13 @@ class Amount(OptionGroup):
         )
         for name in ("epochs", "max_epochs"):
             value = getattr(self, name)
-            tip = "1 is all of the source, once; to take nothing, leave the source out"
+            tip = "1 is all of it, once; to take nothing, leave it out"
             yield value is not None and value <= 0, f"{name}: {value} is not positive", tip
+
+
+def tier_label(number: int, where: Iterable[str]) -> str:
+    """Name a tier, numbered from 1, and its conditions."""
+    return f"tier {number} ({' and '.join(where) or 'all others'})"
 
 
 @dataclass(frozen=True)
@@ -191,6 +222,11 @@ class Mixture(OptionGroup):
     ] = "none"
 
     @property
+    def portions(self) -> tuple[Amount, ...]:
+        """All that has an amount of its own: tiers, and sources without them."""
+        return tuple(chain.from_iterable(source.portions for source in self.sources))
+
+    @property
     def is_split(self) -> bool:
         """True if documents are held out for validation."""
         return self.validation_share is not None or self.validation_documents is not None
@@ -205,9 +241,9 @@ class Mixture(OptionGroup):
         for amount in self.sources:
             source, times = f"source {amount.name!r}", names.count(amount.name)
             yield times > 1, f"{source}: {times} have this name", "give each a name of its own"
-        weights = [source.weight for source in self.sources if source.weight is not None]
+        weights = [one.weight for one in self.portions if one.weight is not None]
         are_none = weights and not any(weights)
-        yield are_none, "weight: all weights are 0", "give one source more than 0"
+        yield are_none, "weight: all weights are 0", "give one of them more than 0"
         yield (
             self.tokens is not None and not weights,
             "tokens: says how much there is in all, but no source has a weight",

@@ -142,7 +142,8 @@ def request_of(inputs: list[str], given: Values, kind: type[_Options]) -> PackRe
         if file.path:
             _refuse_itself(file.path, file.path, values["inputs"], config)
         return PackRequest(list(values["inputs"]), config, options, command)
-    sources = tuple(_source(file, table, given) for table in file.sources)
+    amounts = zip(file.sources, file.mixture.sources, strict=True)
+    sources = tuple(_source(file, table, amount, given) for table, amount in amounts)
     tokenized = file.values.get("tokenized")
     recipe = Recipe(file.path, command.tokenizer, sources, config, tokenized)
     return PackRequest([], config, options, command, recipe)
@@ -172,8 +173,8 @@ def _of(kind: Any, values: Values) -> Values:
     return {name: value for name, value in values.items() if name in known}
 
 
-def _source(file: _File, table: Values, given: Values) -> RecipeSource:
-    of_source = _of(DocumentConfig, table)
+def _source(file: _File, table: Values, amount: Amount, given: Values) -> RecipeSource:
+    of_source = _of(DocumentConfig, table) | {"tiers": tuple(tier.where for tier in amount.tiers)}
     values = _of(DocumentConfig, _merged(_merged(file.values, of_source), given))
     place = f"{file.path}, source {table['name']!r}"
     config = _made(DocumentConfig, values, given, place)
@@ -240,7 +241,18 @@ class RecipeKeys:
 class SourceKeys:
     """Keys of a [[source]] besides its `Amount` and options of documents."""
 
+    name: Annotated[str, Option(help="What the source is called in all reports.")]
     inputs: Annotated[tuple[str, ...], Option(help=_INPUTS)]
+
+
+@dataclass(frozen=True)
+class TierKeys:
+    """Keys of a [[source.tier]] besides its `Amount`."""
+
+    where: Annotated[
+        tuple[str, ...],
+        Option(help="Conditions that its documents meet; [] if all that are in no tier before it."),
+    ]
 
 
 @dataclass(frozen=True)
@@ -269,10 +281,12 @@ class ValidationKeys(OptionGroup):
 
 TOP = (RecipeKeys, PackConfig, PackOptions, RunOptions, Mixture)
 SOURCE = (SourceKeys, TextField, Amount, DocumentConfig)
+TIER = (TierKeys, Amount)
 VALIDATION = (ValidationKeys,)
 # Tables within a recipe: their first line, and the groups of their keys.
 _TABLES: dict[str, tuple[str, tuple[type, ...]]] = {
     "source": ("[[source]]", SOURCE),
+    "tier": ("[[source.tier]]", TIER),
     "validation": ("[validation]", VALIDATION),
 }
 
@@ -315,7 +329,9 @@ def in_terms_of_keys(text: str) -> str:
 
 @dataclass(frozen=True)
 class _File:
-    """Values of a recipe, by the fields of option groups. `sources`: the values of each source."""
+    """Values of a recipe, by the fields of option groups. `sources`: the values of each source,
+    with `tiers`, the values of each of its tiers.
+    """
 
     path: str
     values: Values
@@ -326,7 +342,8 @@ class _File:
 def _read(path: str) -> _File:
     """Read a recipe. Raises UsageError with the place, or DataError."""
     content = _parsed(path)
-    tables = {name: content.pop(name) for name in _TABLES if name in content}
+    names = ("source", "validation")
+    tables: Values = {name: content.pop(name) for name in names if name in content}
     top = _values(path, path, content, TOP)
     of_sources = {*options_of(Mixture), "max_epochs", "tokenized"} & top.keys() | tables.keys()
     has_sources, first = "source" in tables, min(of_sources, default="")
@@ -339,19 +356,32 @@ def _read(path: str) -> _File:
     if not has_sources:
         _refuse_none(path, top)
         return _File(path, top)
-    content = tables["source"]
-    is_tables = isinstance(content, list) and all(isinstance(table, Mapping) for table in content)
-    if not is_tables or not content:
-        problem = f"{path}: source: expected tables that begin with [[source]]"
-        raise UsageError(problem, "double brackets, as there may be several")
     sources = []
-    for number, table in enumerate(content, 1):
+    for number, table in enumerate(_tables_in(path, "source", tables), 1):
         name = table.get("name")
         which = name if isinstance(name, str) and name else number
         place = f"{path}, source {which!r}"
-        sources.append(_values(path, place, table, SOURCE))
+        tiers = [
+            _values(path, f"{place}, tier {number}", tier, TIER)
+            for number, tier in enumerate(_tables_in(place, "tier", table), 1)
+        ]
+        sources.append(_values(path, place, table, SOURCE) | {"tiers": tiers})
         _refuse_none(place, sources[-1])
     return _File(path, top, sources, _mixture(path, top, sources, tables))
+
+
+def _tables_in(place: str, name: str, content: Values) -> list[Values]:
+    """Take the tables of a name out of `content`; [] if there are none. Raises UsageError for
+    anything else.
+    """
+    if name not in content:
+        return []
+    tables = content.pop(name)
+    is_tables = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not is_tables or not tables:
+        problem = f"{place}: {name}: expected tables that begin with {_TABLES[name][0]}"
+        raise UsageError(problem, "double brackets, as there may be several")
+    return list(tables)
 
 
 def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> Mixture:
@@ -375,15 +405,25 @@ def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> M
         held_out = list(held.sources) or names
     most = {name: value for name, value in top.items() if name == "max_epochs"}
     values["sources"] = tuple(
-        _made(
-            Amount,
-            most | _of(Amount, source) | {"inputs": 1, "held_out": source["name"] in held_out},
-            {},
+        _amount(
             f"{path}, source {source['name']!r}",
+            most | source | {"held_out": source["name"] in held_out},
         )
         for source in sources
     )
     return _made(Mixture, values, {}, path)
+
+
+def _amount(place: str, source: Values) -> Amount:
+    """Return the amount of a source, with those of its tiers."""
+    own = _of(Amount, source) | {"inputs": 1, "where": ()}
+    common = {name: own[name] for name in ("name", "held_out", "max_epochs") if name in own}
+    tiers = list[Amount]()
+    for number, tier in enumerate(source["tiers"], 1):
+        of_tier = f"{place}, tier {number}"
+        _made(DocumentConfig, {"where": tier["where"]}, {}, of_tier)  # raises for a wrong condition
+        tiers.append(_made(Amount, common | tier | {"tier": number}, {}, of_tier))
+    return _made(Amount, own | {"tiers": tuple(tiers)}, {}, place)
 
 
 def _values(path: str, place: str, table: Mapping[str, Any], groups: tuple[type, ...]) -> Values:
@@ -419,7 +459,7 @@ def _refuse_none(place: str, values: Values) -> None:
 
 def _meant(name: str, groups: tuple[type, ...]) -> str:
     """Return a tip for a key that there is not: where it belongs, or the nearest that there is."""
-    if groups is TOP and (near := nearest(name, _TABLES)):
+    if groups in (TOP, SOURCE) and (near := nearest(name, _TABLES)):
         return f"did you mean {_TABLES[near][0]}?"
     places = [begin for begin, groups_there in _TABLES.values() if name in keys_of(*groups_there)]
     if name in keys_of(*TOP):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from packer_cli.options.options import tier_label
 from packer_cli.result.counts import SHOWN_TOTALS
 from packer_cli.result.wording import count, percent
 
@@ -171,10 +172,15 @@ class Report:
 OF_SOURCES = ("documents", "tokens", "trained_tokens")
 
 
-def table_of_sources(
-    title: str, sources: Sequence[dict[str, Any]], by_source: Sequence[dict[str, Any]]
-) -> Table:
-    """Return a line for each source, and bars of its shares; both as in the JSON of reports."""
+def tables_of_sources(
+    title: str, counted: str, sources: Sequence[dict[str, Any]], by_source: Sequence[dict[str, Any]]
+) -> list[Table]:
+    """Return a line for each source, with bars of its shares, and one for each of their tiers, if
+    there are any.
+
+    counted             unit of amounts
+    sources, by_source  as in the JSON of reports
+    """
     lines = [
         {"source": source["name"]}
         | {SHOWN_TOTALS[name].column: totals[name] for name in OF_SOURCES if name in totals}
@@ -183,7 +189,20 @@ def table_of_sources(
         for source, totals in zip(sources, by_source, strict=True)
     ]
     shares = [(source["share_asked"], source["share_reached"]) for source in sources]
-    return Table(title, lines, drawn="asked, and below it reached", bars=shares)
+    tiers = [
+        {"tier": f"{source['name']}, {tier_label(tier['tier'], tier['where'])}"}
+        | {"documents": tier["documents"], counted: tier["available"]}
+        | {"epochs": Aligned(f"{tier['epochs']:.2f}")}
+        | {"asked": round(tier["asked"]), "taken": tier["taken"]}
+        for source in sources
+        for tier in source.get("tiers", ())
+    ]
+    tables = [
+        Table(f"{title}, in shares of {counted}", lines, drawn="asked, and below it reached",
+              bars=shares),
+        Table(f"one epoch of each tier, and {counted} asked of it and taken", tiers),
+    ]  # fmt: skip
+    return tables if tiers else tables[:1]
 
 
 def document_lengths(counts: Sequence[int], max_lengths: Sequence[int] = ()) -> Histogram:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 import packer_cli
 from packer_cli.inputs.tokenized import is_tokenized
@@ -24,7 +24,7 @@ from packer_cli.reports import (
     Text,
     document_lengths,
     row_fill,
-    table_of_sources,
+    tables_of_sources,
 )
 from packer_cli.reports.stats import figures_of_rows
 from packer_cli.result.manifest import sources_as_json
@@ -105,7 +105,7 @@ def _figures(outcome: Outcome) -> _Figures:
         figures |= {
             "sources": sources_as_json(choice.sources),
             "by_source": outcome.by_source,
-            "missed_shares": [asdict(share) for share in choice.shares if share.is_missed],
+            "missed_shares": to_builtins([share for share in choice.shares if share.is_missed]),
         }
     return figures
 
@@ -208,7 +208,7 @@ def _sources(plan: Plan, outcomes: Sequence[_Figures]) -> Iterator[Section]:
     for group in groups.values():
         lengths = ", ".join(dict.fromkeys(count(outcome["max_length"]) for outcome in group))
         at = f" at max_length {lengths}" if len(groups) > 1 else ""
-        title = f"sources{at}, in shares of {counted}"
-        tables.append(table_of_sources(title, group[0]["sources"], group[0]["by_source"]))
+        lines = group[0]["sources"], group[0]["by_source"]
+        tables += tables_of_sources(f"sources{at}", counted, *lines)
     if tables:
         yield Section("Sources", tables)

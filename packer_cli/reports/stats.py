@@ -43,7 +43,7 @@ from packer_cli.reports import (
     document_lengths,
     powers,
     row_fill,
-    table_of_sources,
+    tables_of_sources,
 )
 from packer_cli.result.counts import SHOWN_TOTALS, mixedness
 from packer_cli.result.layout import (
@@ -409,17 +409,17 @@ def _of_recipe(manifest: Manifest, by: str | None) -> Section:
     holds_out, totals = mixture.get("part", TRAIN) == TRAIN, manifest.by_source
     left_out = [
         (source.name, {"held out": source.held_out_documents * holds_out,
-                    "duplicates": source.duplicate_documents})
+                       "duplicates": source.duplicate_documents,
+                       "filtered": source.filtered_documents})
         for source in sources
     ]  # fmt: skip
-    title = f"sources, in shares of {counted}"
     missed = [
-        {"source": missed.source, "asked": round(missed.asked), "got": missed.taken,
+        {"source": missed.name, "asked": round(missed.asked), "got": missed.taken,
          "share off": missed.off, "document at its end": missed.document or None}
         for missed in manifest.missed_shares
     ]  # fmt: skip
     parts = [
-        table_of_sources(title, sources_as_json(sources), totals),
+        *tables_of_sources("sources", counted, sources_as_json(sources), totals),
         Table(f"shares that are off, in {counted}: documents stay whole", missed),
         *_nonzero("documents left out", "source", left_out),
         Table("counted when sources were tokenized, each record once", [*_records(manifest)]),

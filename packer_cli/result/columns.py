@@ -120,6 +120,12 @@ def documents_schema(
     return pa.schema(fields, metadata={"packer": json.dumps(metadata)})
 
 
+def index_schema(config: DocumentConfig) -> Any:
+    """Return the Arrow schema of the indexes of documents: with their tiers if there are any."""
+    tier = pa.field("tier", pa.uint8(), nullable=False)
+    return INDEX_SCHEMA.append(tier) if config.tiers else INDEX_SCHEMA
+
+
 def schema_problem(written: Any, expected: Any) -> str:
     """Describe how the Arrow schema of a shard differs from `expected`; "" if it does not."""
     if written.names != expected.names:

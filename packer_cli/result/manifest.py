@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import asdict
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 import packer_cli
 from packer_cli import storage
@@ -142,14 +141,17 @@ class Input(InputTotals, frozen=True, kw_only=True):  # type: ignore[misc]  # ms
         return self.format or input_format or format_of(self.path)[0]
 
 
-class SourceStats(Struct, frozen=True):
-    """A source of a recipe. Amounts count tokens by `config.mixture.count`.
+class SourceStats(Struct, frozen=True, omit_defaults=True):
+    """A source of a recipe, or a tier of one. Amounts count tokens by `config.mixture.count`.
 
     inputs               first and last + 1 of its inputs
     documents, available  in one epoch: without those held out, dropped or equal to others
     asked, taken         amount that the recipe asks for, and that was taken
     held_out_documents   held out for validation
     duplicate_documents  left out because an equal one was taken
+    filtered_documents   of inputs that were tokenized before, left out by conditions
+    tiers                of a source, each counted by itself
+    tier, where          of a tier: its number, from 1, and its conditions
     """
 
     name: str
@@ -160,17 +162,27 @@ class SourceStats(Struct, frozen=True):
     taken: Count
     held_out_documents: Count
     duplicate_documents: Count
+    filtered_documents: Count = 0
+    tiers: list[SourceStats] = []
+    tier: Count = 0
+    where: tuple[str, ...] | UnsetType = UNSET
 
     @property
     def epochs(self) -> float:
         """Times that its documents were taken."""
         return self.taken / self.available if self.available else 0.0
 
+    @property
+    def portions(self) -> list[SourceStats]:
+        """Its tiers, or itself if it has none."""
+        return self.tiers or [self]
 
-class ReachedShare(Struct, frozen=True):
-    """Share of the whole that a source reaches with whole documents.
+
+class ReachedShare(Struct, frozen=True, omit_defaults=True):
+    """Share of the whole that a source, or a tier of one, reaches with whole documents.
 
     asked, taken  as in `SourceStats`
+    tier          as in `SourceStats`
     off           difference of its share of the whole from the one asked
     document      amount of the last document taken: with one more, or without it, the source would
                   be farther off; 0 if other sources cause the difference
@@ -181,6 +193,12 @@ class ReachedShare(Struct, frozen=True):
     taken: Count
     off: float
     document: Count
+    tier: Count = 0
+
+    @property
+    def name(self) -> str:
+        """The source, with the number of its tier."""
+        return f"{self.source}, tier {self.tier}" if self.tier else self.source
 
     @property
     def is_missed(self) -> bool:
@@ -336,15 +354,18 @@ def sources_as_json(sources: Sequence[SourceStats]) -> list[dict[str, Any]]:
     """Return sources as in the manifest, with their epochs and their shares of the whole."""
     asked = sum(source.asked for source in sources) or 1
     reached = sum(source.taken for source in sources) or 1
-    return [
-        asdict(source)
-        | {
+
+    def as_json(source: SourceStats) -> dict[str, Any]:
+        values: dict[str, Any] = to_builtins(source)
+        if source.tiers:
+            values["tiers"] = [*map(as_json, source.tiers)]
+        return values | {
             "epochs": source.epochs,
             "share_asked": source.asked / asked,
             "share_reached": source.taken / reached,
         }
-        for source in sources
-    ]
+
+    return [*map(as_json, sources)]
 
 
 def by_source(

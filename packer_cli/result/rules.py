@@ -334,7 +334,7 @@ def sound_batches(
         indexed = index.slice(first, len(batch))
         for at, text in chain(
             _broken_documents(batch, highest, inputs, tokenized.value_columns.values()),
-            _index_differences(batch, indexed),
+            _index_differences(batch, indexed, len(tokenized.facts.config.tiers)),
         ):
             raise tokenized.damaged(shard, f"document {first + at}: {text}")
         first += len(batch)
@@ -384,14 +384,20 @@ def _broken_values(batch: Any, column: ValueColumn, offsets: Int64) -> Iterator[
             yield int(np.searchsorted(edges, at, side="right")) - 1, f"{rule}: {values[at]}"
 
 
-def _index_differences(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
-    """Yield (document, text) for differences of a batch from the index, one of each kind."""
+def _index_differences(batch: Any, index: Any, tiers: int) -> Iterator[tuple[int, str]]:
+    """Yield (document, text) for differences of a batch from the index, one of each kind, and for
+    a tier that is not one of as many as there are.
+    """
     ids, offsets = lists_of(batch, "input_ids")
     counts = {"length": np.diff(offsets), "trained_tokens": _trained_tokens(batch)}
     for name, counted in counts.items():
         listed = index.column(name).to_numpy()
         for at in np.flatnonzero(counted != listed)[:1].tolist():
             yield at, f"its {name} is {counted[at]}, the index says {listed[at]}"
+    if "tier" in index.schema.names:
+        tier = index.column("tier").to_numpy()
+        for at in np.flatnonzero(tier >= tiers)[:1].tolist():
+            yield at, f"the index says that it is in tier {tier[at]}, there are {tiers} from 0 on"
     hashes = content_hashes(ids.view(np.uint32), offsets)
     stored = b"".join(index.column("content_hash").to_pylist())
     different = (hashes != np.frombuffer(stored, np.uint64).reshape(-1, 2)).any(axis=1)

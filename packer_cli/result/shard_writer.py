@@ -2,7 +2,7 @@
 
     shard-00000-000.arrow       rows; those of a view without tokens, see `opening.View`
     documents-00000-000.arrow   input_ids, trained, file, position
-    index-00000-000.arrow       length, trained_tokens, content_hash of the same documents
+    index-00000-000.arrow       length, trained_tokens, content_hash, tier of the same documents
 
 The index alone is read to plan, to choose and to split. Shards are written in the run's work
 folder, without copies and validity bitmaps, and moved to the output once all of them are whole.
@@ -25,19 +25,29 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error, os_errors
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PADDED_BOUNDARIES, PackConfig
-from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, bytes_of, value_bytes
+from packer_cli.records import (
+    TIER,
+    Documents,
+    Int32,
+    Int64,
+    UInt8,
+    UInt32,
+    UInt64,
+    bytes_of,
+    value_bytes,
+)
 from packer_cli.result.columns import (
     HASH_BYTES,
-    INDEX_SCHEMA,
     PADDED,
     PARTS,
     batch_tokens,
     flat,
+    index_schema,
     measured,
     ragged,
     stored_batch_rows,
@@ -352,23 +362,20 @@ def content_hashes(ids: UInt32, offsets: Int64) -> UInt64:
 
 
 class DocumentWriter:
-    """Writes the documents of a unit but empty ones, in parts of about `shard_bytes` at most."""
+    """Writes the documents of a unit but empty ones, in parts of about `shard_bytes` at most. They
+    have their TIER if the options have tiers.
+    """
 
-    def __init__(
-        self,
-        folder: Path,
-        unit: int,
-        shard_bytes: int,
-        schema: Any,
-        columns: Mapping[str, ValueColumn] = MappingProxyType({}),
-    ) -> None:
-        self._columns = columns
-        self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes)
-        self._indexes = ShardParts(folder, unit, INDEX, INDEX_SCHEMA, 0)  # of a batch each
+    def __init__(self, folder: Path, unit: int, config: DocumentConfig, schema: Any) -> None:
+        """`schema`: as `documents_schema` returns it."""
+        self._columns = config.value_columns
+        self._documents = ShardParts(folder, unit, DOCUMENTS, schema, config.shard_bytes)
+        # a batch is a part
+        self._indexes = ShardParts(folder, unit, INDEX, index_schema(config), 0)
         self._index: list[Any] = []  # of the open part
         self._waiting = list[Documents]()
         self._tokens = 0
-        self._batch_tokens = batch_tokens(columns.values())
+        self._batch_tokens = batch_tokens(self._columns.values())
         # for ids of batches put together, again and again: fresh memory costs more than the copy
         self._room = np.empty(_ROOM_TOKENS, np.uint32)
 
@@ -402,6 +409,7 @@ class DocumentWriter:
             "position": batch.position,
             "length": batch.lengths,
             "trained_tokens": trained_counts,
+            "tier": batch.of_documents.get(TIER),
             "content_hash": pa.Array.from_buffers(
                 pa.binary(HASH_BYTES), len(batch), [None, hashes]
             ),

@@ -28,10 +28,10 @@ from packer_cli.options.value_columns import ValueColumn
 from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, offsets_of
 from packer_cli.result.columns import (
     HASH_BYTES,
-    INDEX_SCHEMA,
     as_numbers,
     default_of,
     documents_schema,
+    index_schema,
     plain_values,
 )
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
@@ -96,6 +96,14 @@ class TokenizedDirectory(Stored):
         hashes: UInt64 = self._indexed("content_hash")
         return hashes
 
+    @property
+    def tiers(self) -> UInt8:
+        """Tier of each document, uint8[n], from 0, if its source has tiers."""
+        tiers: UInt8 = self._indexed("tier")
+        if tiers.max() >= len(self.facts.config.tiers):
+            raise DataError(f"{self.path}: an index holds a tier that there is not", AGAIN)
+        return tiers
+
     def indexed_at(self, name: str, documents: Int64) -> Any:
         """Return a column of the indexes at n documents, [n], or [n, 2] of content hashes."""
         if name not in self._parts:  # mapped, not copied: there may be billions
@@ -155,7 +163,7 @@ class TokenizedDirectory(Stored):
 
     def _stored_schema(self, shard: Shard) -> Any:
         if kind_of(shard.file) == INDEX:
-            return INDEX_SCHEMA
+            return index_schema(self.facts.config)
         return documents_schema(
             self.facts.tokenizer_sha256,
             has_trained=self.facts.config.shape != "text",

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache, partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 import packer_cli
@@ -30,8 +30,8 @@ from packer_cli.inputs.discovery import input_file
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companion, format_of
-from packer_cli.options.option import as_option, options_of
-from packer_cli.options.options import Mixture, PackConfig
+from packer_cli.options.option import options_of
+from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import for_member
 from packer_cli.options.shapes import Shape, joined, shape_again, shape_named
@@ -198,7 +198,9 @@ def differing_options(
             differing += _differing_amounts(before, now)
         elif before != now and (limits or item.name not in LIMITS):
             option = options_of(PackConfig).get(item.name)
-            name = option.flag if option else as_option(item.name)
+            name = option.flag if option else item.name
+            if name == "tiers":
+                before, now = (tuple(map(" and ".join, tiers)) for tiers in (before, now))
             differing.append(f"{name} was {_shown(before)}, is now {_shown(now)}")
     return differing
 
@@ -207,19 +209,25 @@ def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
     """List the keys of a recipe that differ, each with its source."""
     if old is None or new is None:
         return [] if old is new else [f"it was {'not ' if new else ''}packed from a recipe"]
-    before, now = ({one.name: one for one in its.sources} for its in (old, new))
-    differing = [f'source "{name}" is not named now' for name in before if name not in now]
-    differing += [f'source "{name}" is new' for name in now if name not in before]
-    sources = [(f'source "{name}": ', before[name], now[name]) for name in now if name in before]
-    for place, one, other in [*sources, ("", old, new)]:
+    before, now = map(_amounts_by_place, (old, new))
+    differing = [f"{place} is not named now" for place in before if place not in now]
+    differing += [f"{place} is new" for place in now if place not in before]
+    both = [(f"{place}: ", before[place], now[place]) for place in now if place in before]
+    for place, one, other in [*both, ("", old, new)]:
         differing += [
             f"{place}{_KEYS.get(key, key)} {_shown(getattr(other, key))}, was {_shown(value)}"
             for key, value in vars(one).items()
-            if key != "sources" and value != getattr(other, key)
+            if key not in ("sources", "tiers") and value != getattr(other, key)
         ]
     if not differing and [*before] != [*now]:
         return ["the sources are named in another order"]
     return differing
+
+
+def _amounts_by_place(mixture: Mixture) -> dict[str, Amount]:
+    """Return the amounts of all sources and their tiers."""
+    amounts = chain.from_iterable((source, *source.tiers) for source in mixture.sources)
+    return {f'source "{one.name}"' + f", tier {one.tier}" * (one.tier > 0): one for one in amounts}
 
 
 def differing_tokenizers(old: TokenizerSelection, new: TokenizerSelection) -> list[str]:

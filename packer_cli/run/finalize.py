@@ -404,8 +404,8 @@ def _mixture_tables(files: Sequence[InputFile], config: PackConfig) -> dict[str,
         totals = {total: figure for total, figure in sums.items() if figure}
         records.append(SourceRecords(source.name, totals, dict(sorted(unread.items()))))
     return {
-        "sources": [*map(asdict, choice.sources)],
-        "missed_shares": [asdict(share) for share in choice.shares if share.is_missed],
+        "sources": to_builtins(choice.sources),
+        "missed_shares": to_builtins([share for share in choice.shares if share.is_missed]),
         "source_records": [*map(asdict, records)],
     }
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from packer_cli.errors import (
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.inputs.tokenized import check_stored, is_tokenized, new_conditions, opened
 from packer_cli.mixing import missed_share
 from packer_cli.options.documents import OF_ROWS_TOO, DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
@@ -108,9 +109,10 @@ def pack_recipe(
     if may_change and mixture and (first := results.get(0)):
         for share in first.missed_shares:
             options.notify(missed_share(mixture, share))
+        portions = chain.from_iterable(source.portions for source in first.sources)
         too_small = [
-            f"{stats.name!r}"
-            for stats, amount in zip(first.sources, mixture.sources, strict=True)
+            amount.label.removeprefix("source ")
+            for stats, amount in zip(portions, mixture.portions, strict=True)
             if amount.held_out and amount.weight != 0 and not stats.held_out_documents
         ]
         if mixture.is_split and too_small:
@@ -201,6 +203,9 @@ def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[SourceTokens]:
             if is_tokenized(files):
                 paths = [file.path.removesuffix(MANIFEST).rstrip("/") for file in files]
                 directories, to_tokenize = [path or "." for path in paths], []
+                for file in files:
+                    new = new_conditions(opened(file), source.config)
+                    check_stored([file], new.where_fields)
         every.append(SourceTokens(recipe, source, directories, to_tokenize))
         for file in files:
             owner = owners.setdefault(storage.identity(file.path), source.name)
@@ -223,7 +228,10 @@ def rows_of(
     if mixture is None:
         raise InternalError("a recipe without a mixture")
     amounts = zip(mixture.sources, tokens, strict=True)
-    sources = tuple(replace(amount, inputs=len(source.directories)) for amount, source in amounts)
+    sources = tuple(
+        replace(amount, inputs=len(its.directories), where=its.source.config.where)
+        for amount, its in amounts
+    )
     # documents are tokens by now: only options of rows still apply
     defaults: dict[str, Any] = {
         option.name: option.default

@@ -366,14 +366,13 @@ class UnitDocuments(UnitPacker):
 
     def __init__(self, unit: WorkUnit, context: UnitContext) -> None:
         super().__init__(unit, context)
-        columns = context.run.config.value_columns
+        config = context.run.config
         schema = documents_schema(
             context.tokenizer_sha256,
             has_trained=context.run.shape.kind != "text",
-            columns=columns.values(),
+            columns=config.value_columns.values(),
         )
-        limit = context.run.config.shard_bytes
-        self._writer = DocumentWriter(context.folder, unit.index, limit, schema, columns)
+        self._writer = DocumentWriter(context.folder, unit.index, config, schema)
 
     def add(self, batch: Documents) -> None:
         """Raises DataError for documents that are too long to number."""

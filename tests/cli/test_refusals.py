@@ -202,7 +202,7 @@ source = [] | @: source: expected tables that begin with | brackets
 [[source]]¶name = "a/b"¶inputs = "a.jsonl" | @, source 'a/b': name: 'a/b' cannot be | digits
 WEB weight = -1 | @, source 'web': weight: -1 is negative
 WEB weight = 0 | @: weight: all weights are 0 | more than 0
-WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive | leave the source out
+WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive | leave it out
 WEB weight = 1¶epochs = 2 | @, source 'web': has weight and epochs | one
 WEB WEB | @: source 'web': 2 have this name | of its own
 tokens = 5¶WEB | @: tokens: says how much there is in all, but | weight
@@ -216,6 +216,16 @@ WEB [validation]¶share = 0.1¶sources = ['wob'] | @, validation: sources: there
 max_length = 8¶inputs = 'mix.toml' | @: inputs: 'mix.toml' is the recipe itself | data only
 max_length = 8¶inputs = './'¶sample_by = 'document' | @: inputs: './' holds the recipe itself
 max_length = 8¶WEB weight = 1¶epochs = 20000 | @, source 'web': epochs: 20000 is not between
+WEB tier = [] | @, source 'web': tier: expected tables that begin with [[source.tier]] | brackets
+[[tier]]¶where = [] | @: there is no key 'tier' | mean [[source.tier]]?
+WEB [[source.tiers]]¶where = [] | @, source 'web': there is no key 'tiers' | mean [[source.tier]]?
+WEB [[source.tier]]¶epochs = 2 | @, source 'web', tier 1: has no where | where: Conditions
+TIER TIER carry = ['a:int8'] | @, source 'web', tier 2: there is no key 'carry' | top of the recipe
+WEB epochs = 2¶[[source.tier]]¶where = [] | @, source 'web': has epochs and tiers | one
+TIER epochs = 2¶tokens = '5k' | @, source 'web', tier 1: has epochs and tokens | one
+TIER epochs = -1 | @, source 'web', tier 1: epochs: -1.0 is not positive
+TIER weight = 0 | @: weight: all weights are 0 | more than 0
+WEB [[source.tier]]¶where = ['n => 1'] | @, source 'web', tier 1: where: 'n => 1': character 3
 BYTES tokens = 1000000¶WEB weight = 1 | source 'web': too small: 1,000,000 tokens asked
 BYTES WEB tokens = 1000000 | source 'web': too small: 1,000,000 tokens | max_epochs =
 BYTES tokens = 10¶WEB weight = 1¶CODE epochs = 1 | tokens: 10 in all, and sources | raise tokens
@@ -224,6 +234,8 @@ BYTES WEB tokens = 1 | source 'web': none of its documents fits in 1.00 tokens a
 """
 TABLES = {
     "BYTES": 'max_length = 4\ntokenizer = "bytes"\n',
+    "TIER TIER": "TIER [[source.tier]]¶where = []¶",
+    "TIER": "WEB [[source.tier]]¶where = ['n > 1']¶",
     "WEB": '[[source]]\nname = "web"\ninputs = "a.jsonl"\n',
     "CODE": '[[source]]\nname = "code"\ninputs = ["b.jsonl"]\n',
     "ALL": '[[source]]\nname = "all"\ninputs = ["./"]',

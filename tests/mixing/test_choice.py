@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import check_directory, jsonl, recover_documents
+from mixed import Documents, documents_in
+from support import check_directory, jsonl
 from tokenizing import tokenize
 
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.options.recipe import Recipe, RecipeSource
 from packer_cli.options.run_options import RunOptions
-from packer_cli.result.manifest import Manifest, load
+from packer_cli.result.manifest import Manifest
 from packer_cli.run.recipe import pack_recipe
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 NAMES = ("a", "b", "c")
-Documents = Counter[tuple[int, ...]]
 
 
 def write_sources(count: int = 200, most: int = 40, *, shared: int = 0) -> None:
@@ -56,18 +55,6 @@ def pack(what: Recipe, out: str = "out", **options: Any) -> dict[str, Manifest]:
         assert manifest is not None
         check_directory(place)
     return {str(place): manifest for place, manifest in done if manifest}
-
-
-def documents_in(directory: str) -> Documents:
-    """How often each document is in the rows."""
-    return Counter(tuple(one) for one in recover_all(directory))
-
-
-def recover_all(directory: str) -> Iterator[list[int]]:
-    """The tokens of all documents, as often as rows hold them: once in a unit at most."""
-    manifest = load(directory)
-    for unit in {shard.unit for shard in manifest.shards}:
-        yield from recover_documents(directory, unit=unit).values()
 
 
 def all_of(*names: str) -> Documents:
