@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, settings
 
 from packer_cli.chat import limits
 from packer_cli.errors import Interrupted
+from packer_cli.inputs.tokenized import opened
+from packer_cli.mixing import units
 from packer_cli.run import pool
 
 # Files in memory are made and removed sooner than those of a disk, which may be busy.
@@ -53,6 +55,16 @@ def _workers_are_here(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """Unless a test is about workers (`forking`). Other processes than this one fork."""
     if not request.node.get_closest_marker("forking"):
         monkeypatch.setattr(pool.Pool, "map", _map_here)
+
+
+@pytest.fixture(autouse=True)
+def _directories_are_closed() -> Iterator[None]:
+    """Each that stays open holds its files open, and a process that runs all tests may not have
+    thousands.
+    """
+    yield
+    opened.cache_clear()
+    units._choice_of.cache_clear()
 
 
 disks_are_not_waited_for()
