@@ -114,7 +114,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     edges = [0, *accumulate(len(stretch.documents) for stretch in stretches)]
     parts = [slice(*edge) for edge in pairwise(edges)]
     ranges = [slice(*edge) for edge in pairwise([0, *accumulate(map(len, by_portion))])]
-    of_portion = [slice(edges[one.start], edges[one.stop]) for one in ranges]
+    of_portion = [slice(edges[part.start], edges[part.stop]) for part in ranges]
     each = [_amounts(directory, config) for directory in directories]
     amounts = np.concatenate([each[stretch.number][stretch.documents] for stretch in stretches])
     side, held, duplicates = (np.full(edges[-1], value) for value in (True, False, False))
@@ -150,7 +150,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
               order_seed(config.seed, stretch.number))
         for stretch, part in zip(stretches, parts, strict=True)
     ]  # fmt: skip
-    pools_of_portion = [pools[one] for one in ranges]
+    pools_of_portion = [pools[part] for part in ranges]
     stats = [
         SourceStats(
             portion.name, (its_stretches[0].number, its_stretches[-1].number + 1),
@@ -206,21 +206,21 @@ def _taken(stats: list[SourceStats], pools: list[list[_SummedPool]], mixture: Mi
     Raises UsageError if one of them would have no document.
     """
     in_train = mixture.part == TRAIN
-    available = [one.available for one in stats]
+    available = [portion.available for portion in stats]
     amounts = _amounts_of(mixture, available) if in_train else [*map(float, available)]
     of_directories = defaultdict[int, list[DocumentPool]](list)
     edges = [0] * len(stats)
-    for number, (one, amount) in enumerate(zip(stats, amounts, strict=True)):
+    for number, (portion, amount) in enumerate(zip(stats, amounts, strict=True)):
         taken = 0
-        for directory, pool in enumerate(pools[number], one.inputs[0]):
+        for directory, pool in enumerate(pools[number], portion.inputs[0]):
             count = 0
             if pool.total:
-                share = amount * pool.total / one.available
+                share = amount * pool.total / portion.available
                 count = pool.place_of(share)
                 taken += pool.taken_until(count)
                 edges[number] = max(edges[number], pool.edge(count, share))
             of_directories[directory].append(replace(pool.pool, taken=count))
-        stats[number] = structs.replace(one, asked=amount, taken=taken)
+        stats[number] = structs.replace(portion, asked=amount, taken=taken)
         if in_train and amount and not taken:
             # the result would lack it altogether, and a word in the recipe fixes that
             raise UsageError(
@@ -238,12 +238,12 @@ def _with_tiers(
     """Return the sources of all that has an amount of its own, with their `filtered` documents."""
     left, sources = iter(stats), list[SourceStats]()
     for source, number in zip(mixture.sources, filtered, strict=True):
-        own = [*islice(left, len(source.portions))]
-        sums = {name: sum(getattr(one, name) for one in own) for name in _SUMMED}
+        portions = [*islice(left, len(source.portions))]
+        sums = {name: sum(getattr(portion, name) for portion in portions) for name in _SUMMED}
         sources.append(
             SourceStats(
-                source.name, own[0].inputs, **sums, filtered_documents=number,
-                tiers=own if source.tiers else [],
+                source.name, portions[0].inputs, **sums, filtered_documents=number,
+                tiers=portions if source.tiers else [],
             )
         )  # fmt: skip
     return sources
@@ -384,15 +384,15 @@ def _shares_reached(stats: Sequence[SourceStats], edges: Sequence[int]) -> list[
     """Compare the share of every source and tier with the share asked. `edges`: amount of the last
     document that was taken of each.
     """
-    whole = sum(one.asked for one in stats)
-    got = max(sum(one.taken for one in stats), 1)
+    whole = sum(portion.asked for portion in stats)
+    got = max(sum(portion.taken for portion in stats), 1)
     reached = list[ReachedShare]()
-    for one, document in zip(stats, edges, strict=True):
-        asked, taken = one.asked, one.taken
+    for portion, document in zip(stats, edges, strict=True):
+        asked, taken = portion.asked, portion.taken
         off = abs(taken / got - asked / whole) if whole else 0.0
         is_cause = abs(taken - asked) >= off * whole / 2  # else other sources are
         last = document if is_cause else 0
-        reached.append(ReachedShare(one.name, asked, taken, off, last, one.tier))
+        reached.append(ReachedShare(portion.name, asked, taken, off, last, portion.tier))
     return reached
 
 
@@ -402,7 +402,7 @@ def missed_share(mixture: Mixture, share: ReachedShare) -> str:
     reason = "documents of other sources are not split"
     if share.document:
         reason = f"documents are not split, and its last one has {share.document:,}"
-    labels = {(one.name, one.tier): one.label for one in mixture.portions}
+    labels = {(portion.name, portion.tier): portion.label for portion in mixture.portions}
     label = labels[share.source, share.tier]
     return f"{label}: takes {amounts}: {reason}; its share is {share.off:.2%} off"
 

@@ -227,7 +227,10 @@ def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
 def _amounts_by_place(mixture: Mixture) -> dict[str, Amount]:
     """Return the amounts of all sources and their tiers."""
     amounts = chain.from_iterable((source, *source.tiers) for source in mixture.sources)
-    return {f'source "{one.name}"' + f", tier {one.tier}" * (one.tier > 0): one for one in amounts}
+    return {
+        f'source "{amount.name}"' + f", tier {amount.tier}" * (amount.tier > 0): amount
+        for amount in amounts
+    }
 
 
 def differing_tokenizers(old: TokenizerSelection, new: TokenizerSelection) -> list[str]:
