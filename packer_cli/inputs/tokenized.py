@@ -370,10 +370,10 @@ def check_stored(files: Sequence[InputFile], fields: Iterable[str]) -> None:
         columns = opened(file).value_columns
         if name in columns and columns[name].is_of_segments:
             continue
-        has = "has a value for each token" if name in columns else "is no column of records"
+        has = f"has {name} of tokens" if name in columns else f"does not keep {name}"
         kept = [*OF_DOCUMENTS, *(one.name for one in columns.values() if one.is_of_segments)]
         raise UsageError(
-            f"--where: {name!r} {has} of {as_named(file.path)}; there are {named(kept)}",
+            f"{as_named(file.path)}: {has}, and conditions on documents can be on {named(kept)}",
             "filter when you tokenize, or tokenize with --carry NAME:TYPE/record",
         )
 

@@ -359,6 +359,6 @@ def test_what_a_tokenized_directory_does_not_keep() -> None:
     write("a.jsonl", [{"input_ids": [1, 2], "w": [0.5, 1], "score": 1}])
     carry = ("--carry", "w:float32", "--carry", "score:float32")
     tokenize("a.jsonl", *carry, tokenizer=None)
-    for field, said in (("lang", "is no column of records"), ("w", "has a value for each token")):
+    for field, said in (("lang", "does not keep lang"), ("w", "has w of tokens")):
         result = packer("pack", "tokens", "-l", 8, "--where", f"{field} == 1")
-        assert_error(result, 2, f"--where: {field!r} {said}", "there are tokens, trained")
+        assert_error(result, 2, f"tokens: {said}", "can be on tokens, trained, score")

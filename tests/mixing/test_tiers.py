@@ -374,7 +374,7 @@ def test_tokenized_directories_are_divided_by_what_they_keep() -> None:
     assert [one["documents"] for one in tiers()] == [short, long]
     recipe(source(inputs="kept", more="where = ['lang exists']"))
     done = packer("pack", "mix.toml", "-q", "-o", "other")
-    assert_error(done, 2, "mix.toml, source 'web': --where: 'lang' is no column of records of kept")
+    assert_error(done, 2, "mix.toml, source 'web': kept: does not keep lang, and conditions")
 
 
 # What is stored and shown
