@@ -385,7 +385,8 @@ def even_order(
             f"{of_step.rows:,}: {of_step}",
             "give the sizes that the trainer is going to have, or pack more data",
         )
-    costs = row_costs(squared_lengths[read], max_length, sizes.hidden_size or 1)
+    # of two rows, the same one costs more for every hidden size
+    costs = row_costs(squared_lengths[read], max_length, hidden_size=1)
     schedule = Schedule(Order(len(read)), of_step, balance="order", costs=costs)
     taken, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
     while place < end:

@@ -33,8 +33,7 @@ class ExportOptions(OptionGroup):
         choice(
             {
                 "stored": "that of the directory",
-                "even": "by which trainers that read in order have even steps, with --ranks and "
-                "--hidden-size",
+                "even": "by which trainers that read in order have even steps, with --ranks",
             }
         ),
         Option(metavar="ORDER", help="Of rows: {}."),
@@ -62,11 +61,10 @@ def export(
     if not isinstance(output, Path):
         raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
     is_even, has_sizes = options.order == "even", sizes.ranks is not None
-    tip = "name the training: --order even --ranks 64 --micro-batches 4 --hidden-size 4096"
+    tip = "name the training: --order even --ranks 64 --micro-batches 4"
     refuse([
         (has_sizes and not is_even, "--ranks needs --order even", tip),
-        (is_even and not has_sizes, "--order even needs --ranks, --hidden-size", tip),
-        sizes.without_hidden_size,
+        (is_even and not has_sizes, "--order even needs --ranks", tip),
     ])  # fmt: skip
     facts = write(
         local(name, LOCAL_ONLY),

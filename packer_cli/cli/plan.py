@@ -237,7 +237,6 @@ def _plan_of_lengths(
          f"{cut} another strategy"),
         (overlong not in ("drop", "error"), f"--overlong {overlong} does not go with --lengths",
          f"{cut} drop or error"),
-        sizes.without_hidden_size,
         *(mutually_exclusive(flag, True, "--lengths", True) for flag in idle),
     ])  # fmt: skip
     requests = _requests(inputs, options, given | {"overlong": overlong, "train_on": "all"})

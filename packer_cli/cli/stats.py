@@ -18,7 +18,7 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.option import SHARE, Rule, choice, mutually_exclusive, refuse
+from packer_cli.options.option import SHARE, Rule, choice, mutually_exclusive, needs, refuse
 from packer_cli.options.run_options import ReportOptions, StepOptions
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class StatsOptions(PageOptions, StepOptions, ViewOptions, ReportOptions):
 
     def _rules(self) -> Iterator[Rule]:
         yield from super()._rules()
-        yield self.without_hidden_size
+        yield needs("--ranks", self.ranks, "--hidden-size", self.hidden_size)
 
 
 def stats(

@@ -234,11 +234,6 @@ class StepOptions(OptionGroup):
             is_given = getattr(self, name) != unset
             yield needs(as_option(name), is_given, "--ranks", self.ranks is not None)
 
-    @property
-    def without_hidden_size(self) -> Rule:
-        """The rule of commands that compare what rows cost."""
-        return needs("--ranks", self.ranks, "--hidden-size", self.hidden_size)
-
 
 @dataclass(frozen=True)
 class FormatOptions(OptionGroup):

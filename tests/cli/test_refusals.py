@@ -14,7 +14,7 @@ from chats import TAGS, assistant, chat, user, write
 from support import assert_error, jsonl, packer, succeeds
 
 BIG = "1" * 400
-EVEN = "--order even --ranks 1 --hidden-size 8"
+EVEN = "--order even --ranks 1"
 ASKED = "pack chat.jsonl -l 16 --chat-template ask.jinja --template-arg"
 LENGTHS = "plan a.jsonl -l 16 --lengths n -o i.parquet"
 # options of `packer pack a.jsonl`, or a whole command | its error | what the tip begins with
@@ -104,10 +104,9 @@ pack no -l 8                | no: no such
 export packed -o s3://b/x --to trl | --output: s3://b/x: a URL
 export packed -o o --to packed     | packed: is packed, and no view
 export packed -o o --to unpacked {EVEN}        | --order even: rows of --to unpacked are not read in
-export packed -o o --to trl --ranks 4 --hidden-size 4    | --ranks needs --order even
-export packed -o o --to trl --order even --ranks 8       | --ranks needs --hidden-size
+export packed -o o --to trl --ranks 4                      | --ranks needs --order even
 export packed -o o --to trl --order even                 | --order even needs --ranks
-export packed -o o --to trl --order even --ranks 9 --hidden-size 8 | 9 ranks x 1 micro-batch x 1 row
+export packed -o o --to trl --order even --ranks 9 | 9 ranks x 1 micro-batch x 1 row
 stats no --min-utilization 95      | --min-utilization: 95 is not between 0 and 1
 stats no --html x --by input       | --by does not go with --html without --json
 stats packed --ranks 0 --hidden-size 8 | --ranks: 0 is not positive
@@ -152,7 +151,6 @@ plan a.jsonl -l 16 -o i.parquet    | --output needs --lengths
 plan a.jsonl -l 16 --key id        | --key needs --output
 plan a.jsonl -l 16 --ranks 2 --hidden-size 8 | --ranks needs --output
 plan a.jsonl -l 16 --overwrite     | --overwrite needs --output
-{LENGTHS} --ranks 2                | --ranks needs --hidden-size
 {LENGTHS} -l 16,32                 | --output: holds the rows of one --max-length and one --strategy
 {LENGTHS} --strategy bfd,nf        | --output: holds the rows of one --max-length and one --strategy
 {LENGTHS} --strategy wrap          | --strategy wrap does not go with --lengths | samples are not

@@ -550,7 +550,7 @@ def test_damage_in_documents() -> None:
 # Rows in an even order: the same, even for processes that read them in turn
 
 
-EVEN = ["--order", "even", "--ranks", 4, "--micro-batches", 3, "--hidden-size", 8]
+EVEN = ["--order", "even", "--ranks", 4, "--micro-batches", 3]
 
 
 @pytest.fixture(scope="module")

@@ -239,14 +239,14 @@ def test_rows_of_even_steps() -> None:
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(3, 1.2, 4000), 1, 256).astype(int).tolist()
     path = table(n=lengths)
-    sizes = ["--ranks", 4, "--micro-batches", 2, "--batch-size", 2, "--hidden-size", 8]
+    sizes = ["--ranks", 4, "--micro-batches", 2, "--batch-size", 2]
     rows, even = planned(path, "-l", 256), planned(path, "-l", 256, *sizes)
     squares = np.array([sum(length**2 for length in row["lengths"]) for row in rows])
-    order = even_order(squares, 256, StepOptions(4, 2, 2, 8), "")
+    order = even_order(squares, 256, StepOptions(4, 2, 2), "")
     assert [row["keys"] for row in even] == [rows[number]["keys"] for number in order]
     assert [row["row"] for row in even] == [*range(len(rows))]
     assert json.loads(pq.read_schema("index.parquet").metadata[b"packer"])["ranks"] == 4
-    too_many = ["plan", path, "--lengths", "n", "-l", 256, "--ranks", 999, "--hidden-size", 8]
+    too_many = ["plan", path, "--lengths", "n", "-l", 256, "--ranks", 999]
     assert_error(packer(*too_many, "-o", "b.parquet", "-q"), 2, "fewer than a step of 999")
     assert not Path("b.parquet").exists()
 
