@@ -23,7 +23,6 @@ from support import (
     check_directory,
     contents,
     packer,
-    packer_process,
     random_texts,
     succeeds,
 )
@@ -122,7 +121,7 @@ def _is_number(record: Json) -> bool:
     where=st.sampled_from([[], ["tokens >= 4"]]),
     is_exact=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_choice_is_that_of_python(
     rows: list[Json], wanted: list[tuple[list[str], float]], where: list[str], *, is_exact: bool
 ) -> None:
@@ -250,7 +249,7 @@ def test_equal_documents_count_for_the_first_tier_of_all_directories() -> None:
 
 @pytest.mark.parametrize("key", ['share = "10%"', "documents = 12"])
 def test_validation_has_its_part_of_each_tier(key: str) -> None:
-    write_web(count=2000)
+    write_web(count=1000)
     write_web("code.jsonl", 300, 1, "c ")
     recipe(
         source(f"{GOOD};epochs = 4", FAIR),
@@ -332,7 +331,7 @@ def test_ranks_make_the_same() -> None:
     pack(out="whole/out")
     for rank in (2, 0, 1):
         options = ("--rank", str(rank), "--world-size", "3")
-        packer_process("pack", "mix.toml", "-q", "-o", "ranks/out", *options)
+        packer("pack", "mix.toml", "-q", "-o", "ranks/out", *options)
     files = [{name: data for name, data in contents(folder).items()
               if name.endswith((".arrow", ".npy"))} for folder in ("whole", "ranks")]  # fmt: skip
     assert files[0]
