@@ -1,7 +1,7 @@
 """Make traces of captures: the calls of a session, merged where one goes on from another.
 
     {"session_id": "s", "calls": [CALL, ..]}             a record has all calls of a session
-    {"session_id": "s", "prompt_token_ids": [..], ..}    or one call, as those of Switchyard do
+    {"session_id": "s", "prompt_token_ids": [..], ..}    or one call, as with Switchyard
     {"run_id": .., "traj_idx": .., "prompt_tokens": ..}  one call of tinker-cookbook
     {"schema_version": .., "steps": [..]}                a trajectory in ATIF, which Harbor writes
     {"responses_create_params": .., "response": ..}      a rollout of NeMo Gym
@@ -90,7 +90,7 @@ def _begin_of(value: Any) -> str:
 
 
 def _trajectories(where: str, fields: Fields, steps: Any) -> Iterator[tuple[str, Fields, Any]]:
-    """Yield the session of a trajectory in ATIF, then those of its sub-agents."""
+    """Yield the session of a trajectory in ATIF, then of its sub-agents."""
     calls = list[Fields]()
     for step in objects(steps, f"{where}: steps"):
         is_of_agent, count = plain(step.get("source")) == "agent", plain(step.get("llm_call_count"))

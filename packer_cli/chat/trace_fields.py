@@ -1,4 +1,4 @@
-"""Read fields of traces: JSON, of which only what is needed becomes Python objects, or these."""
+"""Read fields of traces, which are Python objects, or JSON that is decoded when it is needed."""
 
 from __future__ import annotations
 

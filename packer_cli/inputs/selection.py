@@ -110,7 +110,10 @@ class Selection:
         return Judged(fits, lacks, differs)
 
     def records(self, count: int, values: Callable[[str], Any]) -> Judged:
-        """Judge records by their own fields. `values`: of a field, one for each; None: nobody's."""
+        """Judge records by their own fields.
+
+        `values`: gives the values of a field, one for each record; None: no record has it
+        """
         return self.judged(count, lambda one: values(one.field), of_documents=False)
 
     def of_stored(self, directory: TokenizedDirectory) -> UInt64:

@@ -134,8 +134,7 @@ class TokenizedInputs:
 
         seed     of the order; None: documents come as they were tokenized
         highest  the highest id that a token may have
-        pools    documents to take of each file, which slices count: those of its first pool, then
-                 those of the next
+        pools    documents to take of each file. Slices count them from the first pool on
         columns  as in `Tokens`
         """
         self._files = {file.index: file for file in files}

@@ -56,7 +56,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Documents of a directory that have one amount: all, or those of a tier of its source.
+    """Documents of a directory that have one amount: all, or a tier of its source.
 
     number     of the directory
     documents  int64[n], ascending
