@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -135,7 +136,7 @@ def merge(
             lists += own
             numbers.append(number)
     places = [f"{where}, call {number}" for number in numbers]
-    ids, sizes = number_lists(lists, Ids, lambda index: f"{places[index // 2]}: token ids")
+    ids, sizes = number_lists(lists, Ids, lambda index: f"{places[index // 2]}: {_IDS[index % 2]}")
     tokens = [ids[begin:end] for begin, end in pairwise(offsets_of(sizes)[::2].tolist())]
     prompts = sizes[::2].tolist()
     forks, drifted = _forks(tokens, prompts)
@@ -200,6 +201,7 @@ def _forks(
     """
     forks, drifted = dict[int, tuple[int, int]](), set[int]()
     longest, prompt_ends = list[int](), set[tuple[int, int]]()  # calls by their size, and places
+    ending = defaultdict[int, list[int]](list)  # calls by their exact size
     for call in sorted(range(len(tokens)), key=prompts.__getitem__):
         own, prompt, parent, at = tokens[call], prompts[call], -1, 0
         for other in reversed(longest):
@@ -210,6 +212,8 @@ def _forks(
                 differ = own[:size] != tokens[other][:size]
                 common = int(differ.argmax()) if differ.any() else size
                 parent, at = (other, common) if common > at else (parent, at)
+        # a call that ends there, if another one has sampled the same and more
+        parent = next((one for one in ending[at] if np.array_equal(tokens[one], own[:at])), parent)
         while parent >= 0 and at <= forks[parent][1]:  # what it has of an earlier one
             parent = forks[parent][0]
         forks[call] = parent, at
@@ -223,6 +227,7 @@ def _forks(
         if prompt < len(own):
             prompt_ends.add((parent, at) if at == prompt else (call, prompt))
         insort(longest, call, key=lambda call: len(tokens[call]))
+        ending[len(own)].append(call)
     return forks, drifted
 
 
@@ -279,15 +284,18 @@ class SessionReader:
 
     def _session_of(self, record: Fields) -> bytes | None:
         """Return the session that a record is one call of, as JSON; None if it is not a call."""
-        session = first_field(record, self._names.get("session_id", ()))
-        if session is None and not is_null(record.get(TRAJECTORY[-1])):
-            session = [plain(record.get(name)) for name in TRAJECTORY]
-        is_call = session is not None and not _form_of(record, self._names)[0]
-        return msgspec.json.encode(session) if is_call else None
+        names = self._names
+        session = first_field(record, names.get("session_id", ()))
+        if session is None:
+            place = [plain(record.get(name)) for name in TRAJECTORY]
+            session = None if None in (place[0], place[-1]) else place
+        traces = (first_field(record, names.get(own, ())) for own in ("traces", "nodes"))
+        is_trace = any(one is not None for one in traces) or _form_of(record, names)[0]
+        return None if session is None or is_trace else msgspec.json.encode(session)
 
     def _session_before(self, end: int) -> bytes | None:
         """Return the session of the record before a slice; None if that is not a call."""
-        of_calls = (*_IDS, *SAMPLED)  # columns that are not read for this
+        of_calls = (*_IDS, *SAMPLED, *_BEGINS)  # columns that are not read for this
         columns = {own: name for own, name in self._shape.columns.items() if own not in of_calls}
         begin, size, keys = end, self._step, list[bytes | None]()
         while begin and not keys:

@@ -274,9 +274,9 @@ class TraceEncoder:
         sessions = [*sessions_of(record, self._names)]
         for where, fields, calls in sessions or [("the trace", record, [record])]:
             nodes, merged, drifted = merge(calls, self._names, names, where)
-            has_ids |= len(merged) > 0
+            has_ids |= len(nodes) > 0
             if sessions:
-                counts.sessions += len(merged) > 0
+                counts.sessions += len(nodes) > 0
                 counts.calls += len(merged)
                 counts.calls_without_ids += len(calls) - len(merged)
                 counts.drifted_calls += len(drifted)
@@ -285,7 +285,7 @@ class TraceEncoder:
             if nodes:
                 yield where, fields, nodes
         if not has_ids:
-            raise TraceError("no token ids of a prompt and of what was sampled")
+            raise TraceError("no lists of token ids, expected a prompt and what was sampled")
 
     def _fits(
         self,

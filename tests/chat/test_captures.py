@@ -95,6 +95,10 @@ MERGED: dict[str, tuple[list[Call], list[tuple[list[int], list[int]]], int]] = {
         [A, A, Call([1, 2, 3, 4, 5], [6], [-3])],
         [([1, 2, 3, 4], [0, 0, 1, 1]), ([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1])], 0,
     ),
+    "an answer that another one begins with, and what follows it": (
+        [Call([1, 2, 3, 4, 9], [6], [-6]), Call([1, 2], [3, 4, 5], [-3, -4, -5]), A],
+        [([1, 2, 3, 4, 5], [0, 0, 1, 1, 1]), ([1, 2, 3, 4, 9, 6], [0, 0, 1, 1, 0, 1])], 0,
+    ),
     "an answer goes on where it was cut": (
         [A, Call([1, 2, 3], [7], [-3])],
         [([1, 2, 3, 4], [0, 0, 1, 1]), ([1, 2, 3, 7], [0, 0, 0, 1])], 0,
@@ -164,6 +168,27 @@ def test_fields_of_the_same_names_that_mean_something_else() -> None:
     assert [facts[name] for name in ("traces", "sessions", "calls")] == [3, 1, 2]
 
 
+def test_such_fields_do_not_part_a_session_where_work_units_begin() -> None:
+    """In columns, not all of which are read to find out where a session begins."""
+    more = {"response": {"id": "x"}, "steps": [1], "calls": [{"n": 5}], "session_id": "s"}
+    prompts = [[1, 2, *range(3, 3 + number)] for number in range(7)]
+    write("a.parquet", [more | Call(ids, [ids[-1] + 1], [-1]).named() for ids in prompts])
+    facts = run("a.parquet", "--unit-bytes", 1)
+    assert len(facts["units"]) == 3
+    assert [facts[name] for name in ("traces", "calls", "trained_tokens")] == [1, 7, 7]
+
+
+def test_what_is_not_a_call_stays_a_trace_of_its_own() -> None:
+    """Though it has a session, or the number of a trajectory, as others have."""
+    nodes = [{"token_ids": [1, 2], "mask": [False, True], "sampled": True}]
+    flat = {"prompt_ids": [1], "completion_ids": [2], "traj_idx": 0}
+    session = {"session_id": "s"}
+    records = [session | {"nodes": nodes}, session | {"traces": [{"nodes": nodes}]}]
+    write("a.jsonl", [*records, flat, flat | {"traj_idx": 1}] * 2)
+    facts = run("a.jsonl")
+    assert (facts["traces"], facts.get("sessions", 0)) == (8, 0)
+
+
 def test_fields_of_other_names() -> None:
     calls = [{"chat": {"id": "s"}, "seen": one.prompt, "out": one.sampled, "lp": one.logprobs}
              for one in (A, Call([1, 2, 3, 4, 5], [6], [-3]))]  # fmt: skip
@@ -193,15 +218,19 @@ def test_what_stats_tell_of_calls() -> None:
 BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
     "no ids": (
         {"calls": [A.named() | {"prompt_token_ids": None}, {"completion_token_ids": 5}]}, (),
-        "no token ids of a prompt and of what was sampled",
+        "no lists of token ids, expected a prompt and what was sampled",
+    ),
+    "empty lists": (
+        {"calls": [Call([], [], []).named()]}, (),
+        "no lists of token ids, expected a prompt and what was sampled",
     ),
     "no steps with ids": (
         {"schema_version": "ATIF-v1.2", "steps": [{"source": "agent", "message": "Hi"}]}, (),
-        "no token ids of a prompt and of what was sampled",
+        "no lists of token ids, expected a prompt and what was sampled",
     ),
     "an id that is none": (
         {"calls": [A.named(), A.named() | {"completion_token_ids": [3, -1]}]}, (),
-        "the session, call 1: token ids: Expected `int` >= 0 - at `$[1]`",
+        "the session, call 1: completion_ids: Expected `int` >= 0 - at `$[1]`",
     ),
     "other logprobs": (
         {"calls": [A.named() | {"logprobs": [-1]}]}, LOGPROBS,
@@ -212,7 +241,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
         "the session, call 1 has no logprobs, expected 2, one for each sampled token",
     ),
     "calls that are none": ({"calls": [5]}, (), "calls: Expected `object`, got `int` - at `$[0]`"),
-    "no calls": ({"calls": 5}, (), "no token ids of a prompt and of what was sampled"),
+    "no calls": ({"calls": 5}, (), "no lists of token ids, expected a prompt and what was sampled"),
     "no items": (
         {"responses_create_params": {}, "response": {"output": None}}, (),
         "response.output: Expected `array`, got `null`",

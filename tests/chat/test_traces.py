@@ -247,7 +247,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
         "logprobs holds -1000000000.0, which no float16 is",
     ),
     "no completion": ({"prompt_ids": [1], "completion_ids": None}, (),
-                      "no token ids of a prompt and of what was sampled"),
+                      "no lists of token ids, expected a prompt and what was sampled"),
     "a mask of 2": (
         FLAT | {"completion_mask": [1, 2, 1]}, (),
         "call 0: completion_mask: Expected `int` <= 1 - at `$[1]`",
