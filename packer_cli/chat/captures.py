@@ -295,13 +295,20 @@ class SessionReader:
 
     def _session_before(self, end: int) -> bytes | None:
         """Return the session of the record before a slice; None if that is not a call."""
-        of_calls = (*_IDS, *SAMPLED, *_BEGINS)  # columns that are not read for this
-        columns = {own: name for own, name in self._shape.columns.items() if own not in of_calls}
-        begin, size, keys = end, self._step, list[bytes | None]()
-        while begin and not keys:
+        large = (*_IDS, *SAMPLED)
+        columns = {own: name for own, name in self._shape.columns.items() if own not in large}
+        record = self._record_before(end, Shape(TRACE, columns))
+        if record is not None and _form_of(record, self._names)[0]:  # unless it has ids, too
+            record = self._record_before(end, self._shape)
+        return None if record is None else self._session_of(record)
+
+    def _record_before(self, end: int, shape: Shape) -> dict[str, Any] | None:
+        begin, size, record = end, self._step, None
+        while begin and record is None:
             begin, size = max(end - size, 0), 4 * size
-            keys = [key for key, _ in self._keyed(begin, end, Shape(TRACE, columns))]
-        return keys[-1] if keys else None
+            for _, record in self._keyed(begin, end, shape):  # noqa: B007 the last one
+                pass
+        return record
 
     def _read_on(self, session: bytes | None, calls: list[dict[str, Any]], end: int) -> None:
         """Add the calls of a session that stand behind a slice. INOUT calls."""

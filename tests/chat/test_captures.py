@@ -178,6 +178,23 @@ def test_such_fields_do_not_part_a_session_where_work_units_begin() -> None:
     assert [facts[name] for name in ("traces", "calls", "trained_tokens")] == [1, 7, 7]
 
 
+def test_a_record_of_all_calls_does_not_go_on_behind_a_work_unit() -> None:
+    """A call that follows it there is another session, though it is called the same."""
+    ids = ("prompt_token_ids", "completion_token_ids")
+    calls = [dict(zip(ids, pair, strict=True)) for pair in (([1], [2]), ([1, 3], [4]), ([5], [6]))]
+    whole = {"session_id": "s", "calls": calls[:1]} | dict.fromkeys(ids)
+    one = {"session_id": "s", "calls": None}
+    rows = [
+        whole,
+        one | calls[1],
+        whole | {"session_id": "t"},
+        one | {"session_id": "t"} | calls[2],
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), "a.parquet", row_group_size=1)
+    for unit in (1, "1M"):
+        assert run("a.parquet", "--unit-bytes", unit, "--overwrite")["documents"] == 4
+
+
 def test_what_is_not_a_call_stays_a_trace_of_its_own() -> None:
     """Though it has a session, or the number of a trajectory, as others have."""
     nodes = [{"token_ids": [1, 2], "mask": [False, True], "sampled": True}]
