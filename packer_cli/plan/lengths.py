@@ -142,6 +142,8 @@ def _rows_of(
             f"{config.max_length}",
             "choose --overlong drop, or a larger --max-length",
         )
+    if len(table.columns) > 1:  # sums may be more than a plan takes
+        lengths = np.minimum(lengths, MAX_DOCUMENT_TOKENS)
     plan = plan_packing(
         lengths, config.max_length, strategy=config.strategy, seed=config.seed, overlong="drop",
         max_segments_per_row=config.max_segments_per_row,

@@ -170,6 +170,16 @@ def test_several_lengths_are_added_up(form: str) -> None:
     assert all(row["used"] == sum(row["text"]) + sum(row["image"]) for row in rows)
 
 
+def test_a_sum_may_be_longer_than_any_length() -> None:
+    """It is dropped, and counted whole."""
+    most = (1 << 31) - 1
+    rows = planned(table(n=[most, 5], m=[most, 6]), "-l", 64, lengths="n,m")
+    assert [row["lengths"] for row in rows] == [[11]]
+    command = ("plan", table(n=[most, 5], m=[most, 6]), "--lengths", "n,m", "-l", 64, "--json")
+    (outcome,) = json.loads(succeeds(*command, "-q").stdout)["outcomes"]
+    assert (outcome["dropped_documents"], outcome["dropped_tokens"]) == (1, 2 * most)
+
+
 @pytest.mark.parametrize("kind", ["uint8", "int16", "uint32", "int64", "uint64"])
 def test_integers_of_every_type_also_in_structs(kind: str) -> None:
     lengths = [7, 0, 120, 64, 3]
