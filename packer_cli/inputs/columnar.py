@@ -348,7 +348,10 @@ def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConf
     for name in config.beside if shape.kind != TRACE else ():
         if name in batch.schema.names:
             column = batch.column(name)
-            values[name] = _values(column, name, bad) if _converter(column.type) else column
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            is_other = pa.types.is_temporal(column.type) or _converter(column.type)
+            values[name] = _values(column, name, bad) if is_other else column
     if bad:
         is_good = np.ones(len(positions), bool)
         is_good[[*bad]] = False
@@ -370,7 +373,7 @@ def _texts(column: Any, bad: dict[int, str]) -> list[Any]:
 def _values(column: Any, field: str, bad: dict[int, str]) -> list[Any]:
     """Return values as JSON lines would have them. OUT bad: by row, what is wrong with it."""
     convert = _converter(column.type)
-    with suppress(UnicodeDecodeError, msgspec.DecodeError):
+    with suppress(ValueError, msgspec.DecodeError):  # UnicodeDecodeError, too
         cells: list[Any] = column.to_pylist()
         return [*map(convert, cells)] if convert else cells
     values = list[Any]()
@@ -384,6 +387,9 @@ def _values(column: Any, field: str, bad: dict[int, str]) -> list[Any]:
         except msgspec.DecodeError as error:
             values.append(None)
             bad.setdefault(row, f"the {field} holds JSON that is not valid: {error}")
+        except ValueError:
+            values.append(None)
+            bad.setdefault(row, f"the {field} holds a time of nanoseconds, expected microseconds")
     return values
 
 

@@ -376,26 +376,24 @@ def _plain_texts(
     except _DECODE_ERRORS:
         return None
     there = dict(zip(names[1:], decoded, strict=True))
-    values = {
-        field: there[field] if tops == [field] else _within(tops, there, field)
-        for field, tops in zip(fields, outer, strict=True)
-    }
+    values = {tops[-1]: _of_field(tops, there) for tops in outer}
     return Texts(out[: offsets[-1]], offsets), values
 
 
 def _decoded_at(data: memoryview, places: Int64) -> list[Any]:
-    """Return the JSON values at int64[n, 2]; None where a place begins below 0."""
-    values = [data[begin:end] if begin >= 0 else b"null" for begin, end in places.tolist()]
-    decoded: list[Any] = _value_decoder(b"[" + b",".join(values) + b"]")
-    return decoded
+    """Return the JSON values at int64[n, 2]; ABSENT where a place begins below 0."""
+    there = [data[begin:end] for begin, end in places.tolist() if begin >= 0]
+    decoded = iter(_value_decoder(b"[" + b",".join(there) + b"]"))
+    return [next(decoded) if begin >= 0 else ABSENT for begin in places[:, 0].tolist()]
 
 
-def _within(tops: list[str], there: dict[str, list[Any]], field: str) -> list[Any]:
-    """Return the values of a field of n records, from the fields that may hold it."""
-    rows = zip(*(there[name] for name in tops), strict=True)
-    held = ({name: value for name, value in zip(tops, row, strict=True) if value is not None}
-            for row in rows)  # fmt: skip
-    values = (value_at(record, field) for record in held)
+def _of_field(tops: list[str], there: dict[str, list[Any]]) -> list[Any]:
+    """Return the values of the last of some fields of n records, which lies in those before it."""
+    values = there[tops[-1]]
+    if len(tops) > 1:
+        rows = [zip(tops, row, strict=True) for row in zip(*map(there.get, tops), strict=True)]
+        records = ({name: value for name, value in row if value is not ABSENT} for row in rows)
+        values = [value_at(record, tops[-1]) for record in records]
     return [None if value is ABSENT else value for value in values]
 
 

@@ -116,7 +116,9 @@ def condition_of(text: str) -> Condition:
         if not rest.strip():
             raise refused(at, f"no value after {op}") from None
         raise refused(
-            at, f"{rest.strip()!r} is not JSON", "put text into quotes: --where 'lang == \"en\"'"
+            at,
+            f"{rest.strip()!r} is not JSON",
+            "put text into quotes, and more conditions into more --where: --where 'lang == \"en\"'",
         ) from None
     if op in _MEMBERS:
         if not isinstance(value, list) or not value:

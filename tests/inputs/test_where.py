@@ -6,6 +6,7 @@ import gzip
 import json
 import operator
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,33 @@ def test_all_formats_filter_as_python_does(
 def test_values_of_any_type(rows: list[Json], conditions: list[Condition], unit: str) -> None:
     """Also names with dots in them, and numbers beyond those that a float has exactly."""
     check("a.jsonl", rows, conditions, "--unit-bytes", unit)
+
+
+def test_names_with_dots_come_before_objects() -> None:
+    """Even if they are null, in lines that are read without Python objects and in others."""
+    rows: list[Json] = [
+        {"a.b": None, "a": {"b": 1}}, {"a": {"b": 1}}, {"a.b": 1}, {"a.b": 2, "a": {"b": 1}},
+    ]  # fmt: skip
+    check("a.jsonl", rows, [("a.b", "==", 1)])
+    check("a.jsonl", rows, [("a.b", "==", 1)], "--carry", "n:int32", "--carry-default", "n=0")
+
+
+def test_other_types_of_parquet() -> None:
+    """Numbers in dictionaries, decimals, and times, which are texts; one of nanoseconds is odd."""
+    times = pa.array([1_700_000_000 * 10**9 + extra for extra in (0, 1000, 10**9, 1)])
+    columns = {
+        "text": [f"{number}" for number in range(4)],
+        "n": pa.array([1, 2, 1, 1]).dictionary_encode(),
+        "d": pa.array([Decimal(1), Decimal("0.5"), None, Decimal(2)], pa.decimal128(5, 2)),
+        "t": times.cast(pa.timestamp("ns")),
+    }
+    pq.write_table(pa.table(columns), "a.parquet")
+    command = ("pack", "a.parquet", "-l", 16, "-t", "bytes", "-q", "-o", "out", "--overwrite")
+    for condition, kept in (("n == 1", ["0", "2", "3"]), ("d >= 0.5", ["0", "1", "3"])):
+        succeeds(*command, "--where", condition)
+        assert sorted(recover_texts("out")) == kept
+    succeeds(*command, "--where", 't < "2023-11-14T22:13:21"', "--on-error", "skip")
+    assert {"0", "1"} <= {*recover_texts("out")} <= {"0", "1", "3"}  # pandas has nanoseconds
 
 
 def test_csv_has_numbers_and_texts() -> None:
