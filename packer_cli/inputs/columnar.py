@@ -131,7 +131,9 @@ def _columns_to_read(
             raise DataError(
                 f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
                 f"columns found: {named(schema.names)}",
-                "name the right one with --text-field, or with --field NAME=COLUMN",
+                "rename one of them"
+                if count
+                else "name the right one with --text-field, or with --field NAME=COLUMN",
             )
         kind = fields[0][-1].type
         is_mask = _is_number_list(kind) and field_of.get(name) in MASKS
@@ -350,8 +352,10 @@ def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConf
             column = batch.column(name)
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
-            is_other = pa.types.is_temporal(column.type) or _converter(column.type)
-            values[name] = _values(column, name, bad) if is_other else column
+            kind = column.type
+            is_number = pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)
+            is_plain = is_number or (is_list(kind) and not _converter(kind))
+            values[name] = column if is_plain else _values(column, name, bad)
     if bad:
         is_good = np.ones(len(positions), bool)
         is_good[[*bad]] = False

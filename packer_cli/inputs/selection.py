@@ -177,10 +177,12 @@ def judge(condition: Condition, values: Any, count: int) -> UInt8:
     operands = condition.value if isinstance(condition.value, tuple) else (condition.value,)
     are_numbers = all(type(one) in (int, float) and abs(one) <= _EXACT for one in operands)
     if numbers is None or not are_numbers:
-        values = values.tolist() if isinstance(values, np.ndarray) else values
-        values = values.to_pylist() if isinstance(values, pa.Array) else values
-        return np.fromiter(map(condition.judge, values), np.uint8, count)
-    if condition.op in COMPARISONS:
+        if numbers is not None:
+            is_short = numbers.dtype.kind == "f" and numbers.itemsize < 8
+            values = numbers.astype(str).astype(np.float64) if is_short else numbers
+        values = values.tolist() if isinstance(values, np.ndarray | pa.Array) else values
+        said = np.fromiter(map(condition.judge, values), np.uint8, count)
+    elif condition.op in COMPARISONS:
         said = _compared(condition.op, numbers, condition.value)
     else:
         said = np.any([_compared("==", numbers, one) for one in operands], axis=0)

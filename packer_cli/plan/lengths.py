@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 import packer_cli
 from packer_cli.errors import DataError, UsageError, cut, named, nearest
-from packer_cli.inputs.byte_streams import BLOCK_BYTES, open_source
+from packer_cli.inputs.byte_streams import open_source
 from packer_cli.inputs.columnar import ColumnarReader, fields_at, reading
 from packer_cli.inputs.discovery import check_unchanged, find_inputs
 from packer_cli.inputs.formats import reader_for
@@ -47,7 +46,7 @@ from packer_cli.result.columns import kind_in
 from packer_cli.result.counts import Counts, powers_histogram
 from packer_cli.run.finalize import nothing_to_pack, totals_of_rows
 from packer_cli.steps import even_order
-from packer_cli.storage import OTHER, local, open_arrow, replacing, size_of
+from packer_cli.storage import OTHER, local, replacing, size_of
 
 OWN_COLUMNS = ("row", "keys", "lengths", "used")  # of index.parquet
 _KIND = "plan"  # in its metadata
@@ -56,9 +55,12 @@ _OPTIONS = (
     "balance",
 )  # fmt: skip
 _AT_ONCE = 1 << 19  # samples that are counted or written together
-_CSV_BYTES = 4 * BLOCK_BYTES  # of a block, in which a line must fit
-# Types of keys that Arrow cannot put into another order, by those that it can.
-_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+# Types of keys, by the one that they are stored in. Arrow cannot put views into another order.
+_KEY_TYPES = {
+    pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.binary_view(): pa.binary(),
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32()), pa.int64()),
+    **dict.fromkeys((pa.uint8(), pa.uint16(), pa.uint32()), pa.int64()),
+}  # fmt: skip
 _CORRECT = "correct the table, or write it again"
 # Samples and row_offsets: row r has samples[row_offsets[r]:row_offsets[r + 1]].
 _Rows = tuple[Int64, Int64]
@@ -248,7 +250,7 @@ def _valid_keys(column: Any) -> Any:
         return pa.array([value if type(value) is str else None for value in column], pa.string())
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return column.cast(_VIEWS.get(column.type, column.type))
+    return column.cast(_KEY_TYPES.get(column.type, column.type))
 
 
 def _integers(values: list[Any]) -> Any:
@@ -307,11 +309,11 @@ def _batches(file: InputFile, columns: Sequence[str], key: str | None) -> Iterat
         )
     if (first := reader.first(file, config)) is None:
         return
-    if isinstance(reader, CsvReader):
-        refuse_missing([n for n in names if first.names.count(n) != 1], first.names)
-        yield from _of_csv(file, reader.delimiter, names)
-        return
-    refuse_missing([n for n in names if not may_hold(first.names, n)], first.names)
+    is_csv = isinstance(reader, CsvReader)
+    refuse_missing([
+        name for name in names
+        if not (first.names.count(name) == 1 if is_csv else may_hold(first.names, name))
+    ], first.names)  # fmt: skip
     shape = _TableShape(LENGTHS, {f"column_{at}": name for at, name in enumerate(names)})
     with open_source(file) as opened:
         for read in reader.columns(file, opened, whole, shape, config):
@@ -319,26 +321,9 @@ def _batches(file: InputFile, columns: Sequence[str], key: str | None) -> Iterat
                 raise reader.refused(file, read.bad[0])
             if len(read.positions):
                 values = dict(zip(names, read.columns.values(), strict=True))
+                if is_csv:  # as text, so that a key such as 007 stays as it is
+                    values = {name: pa.array(cells, pa.string()) for name, cells in values.items()}
                 yield values, opened.consumed()
-
-
-def _of_csv(file: InputFile, delimiter: str, names: list[str]) -> Iterator[_Read]:
-    """Yield columns of CSV as text, so that a key such as 007 stays as it is."""
-    if file.compression == "xz":  # Arrow lacks it
-        raise UsageError(f"{file.path}: CSV is not read through xz here", "decompress it first")
-    with reading(file), open_arrow(file.path) as source:
-        batches = pa.csv.open_csv(
-            pa.CompressedInputStream(source, file.compression) if file.compression else source,
-            pa.csv.ReadOptions(use_threads=False, block_size=_CSV_BYTES),
-            pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            pa.csv.ConvertOptions(
-                include_columns=names, column_types=dict.fromkeys(names, pa.string())
-            ),
-        )
-        end = 0
-        for batch in batches:
-            begin, end = end, source.tell()
-            yield dict(zip(names, batch.columns, strict=True)), end - begin
 
 
 class _TableShape(Shape):

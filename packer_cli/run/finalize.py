@@ -247,7 +247,8 @@ def nothing_to_pack(counts: Counts, config: DocumentConfig) -> tuple[str, str]:
     filtered = counts.filtered_documents
     if filtered:
         lost += f", {filtered} documents left out by --where"
-        lost += f" ({counts.filtered_without_field} lack its field)"
+        lost += f" ({counts.filtered_without_field} lack its field,"
+        lost += f" {counts.filtered_of_other_type} have another type in it)"
     also = "--on-unshown, " if config.on_unshown == "error" else ""
     also += "--where, " if filtered or counts.filtered_traces else ""
     return (

@@ -40,6 +40,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 FIELDS: dict[str, list[Any]] = {  # as a typed column has them
     "score": [0.0, 0.25, 0.5, 1.0, 2.5, None],
     "n": [-1, 0, 1, 2, None],
+    "short": [0.9, 0.1, 1.0, None],
     "lang": ["en", "de", "zh", "", None],
     "ok": [True, False, None],
     "meta": [{"lang": "en", "n": 1}, {"lang": "de", "n": None}, None],
@@ -49,6 +50,7 @@ ODD = [True, 1, 1.0, 0, "1", "en", [1], {"lang": "en"}, {"lang": 1}, {}, None, A
 OPERANDS: dict[str, list[Any]] = {
     "score": [0.25, 0.3, 1, 0, -7, 2**60], "n": [0, 1, 1.0, 0.5, 3e9, -1], "lang": ["de", "en", ""],
     "ok": [True, False], "meta.lang": ["de", "en"], "meta.n": [1, 0.5], "none": [1, "a"],
+    "short": [0.9, 0.1, 1, "a", 2**60],
 }  # fmt: skip
 
 
@@ -63,6 +65,7 @@ def _kind(value: Any) -> Any:
 def holds(record: Json, condition: Condition) -> str:
     """What a plain filter says of a record: "yes", "no", "lacks" or "differs"."""
     name, op, operand = condition
+    record = present(record)
     value: Any = record
     for key in [name] if name in record else name.split("."):
         value = value.get(key, ABSENT) if isinstance(value, dict) else ABSENT
@@ -103,8 +106,10 @@ records = st.lists(
     min_size=1, max_size=30,
 )  # fmt: skip
 odd_records = st.lists(
-    st.fixed_dictionaries({"x": st.sampled_from(ODD), "a.b": st.sampled_from(ODD)}), max_size=30
-)
+    st.fixed_dictionaries({"x": st.sampled_from(ODD), "a.b": st.sampled_from(ODD),
+                           "a": st.sampled_from([ABSENT, 1, {}, {"b": 1}, {"b": "1"}])}),
+    max_size=30,
+)  # fmt: skip
 odd_conditions = conditions_on(
     {"x": [1, True, 1.0, "1", [1], {"lang": "en"}, 2**53 + 1], "x.lang": ["en", 1], "a.b": [1]}
 ).filter(lambda some: not any(one[1][0] in "<>" and not _has_order(one[2]) for one in some))
@@ -125,6 +130,7 @@ def as_lines(rows: Sequence[Json]) -> bytes:
 def table_of(rows: Sequence[Json]) -> Any:
     meta = pa.struct([("lang", pa.string()), ("n", pa.int64())])
     kinds = {"score": pa.float64(), "n": pa.int32(), "lang": pa.string(), "ok": pa.bool_(),
+             "short": pa.float32(),
              "meta": meta, "text": pa.string()}  # fmt: skip
     return pa.Table.from_pylist(list(rows), pa.schema([*kinds.items()]))
 
@@ -153,7 +159,8 @@ def check(name: str, rows: list[Json], conditions: list[Condition], *more: objec
     left_out = len(rows) - len(expected)
     lacking, differing = (sum(what in of_row for of_row in said) for what in ("lacks", "differs"))
     if not expected:
-        parts = (f"{left_out} documents left out by --where ({lacking} lack its field)",)
+        parts = (f"{left_out} documents left out by --where ({lacking} lack its field, "
+                 f"{differing} have another type in it)",)  # fmt: skip
         assert_error(result, 1, *parts if left_out else ("no records",))
         return
     assert result.exit_code == 0, result.stderr
@@ -208,12 +215,25 @@ def test_other_types_of_parquet() -> None:
 
 
 def test_csv_has_numbers_and_texts() -> None:
+    """A cell that is JSON is what it says, as 1 is; any other is text, as 007 is."""
     Path("a.csv").write_text("text,score,lang\na,0.5,en\nb,1,de\nc,,en\nd,high,en\n")
     succeeds("pack", "a.csv", "-l", 16, "-t", "bytes", "-q", "-o", "out", "--where", "score >= 0.5",
              "--where", 'lang in ["en", "de"]')  # fmt: skip
     facts = check_directory("out")
     assert recover_texts("out") == ["a", "b"]
     assert (facts["filtered_without_field"], facts["filtered_of_other_type"]) == (1, 1)
+
+
+def test_texts_that_are_not_utf_8_are_bad_records() -> None:
+    """But only if a condition needs them."""
+    column = pa.array([b"x", b"\xff", b"x"]).view(pa.string())
+    pyarrow.feather.write_feather(pa.table({"text": ["a", "b", "c"], "x": column}), "a.arrow")
+    command = ("pack", "a.arrow", "-l", 64, "-t", "bytes", "-q", "-o", "out", "--overwrite")
+    succeeds(*command, "--where", "tokens > 1")
+    command = (*command, "--where", 'x == "x"')
+    assert_error(packer(*command), 1, "a.arrow, row 1: invalid UTF-8 at byte 0 of the x")
+    succeeds(*command, "--on-error", "skip")
+    assert sorted(recover_texts("out")) == ["a", "c"]
 
 
 FORK = {"nodes": [{"token_ids": [1, 2]}, {"parent": 0, "sampled": True, "token_ids": [3, 4, 5],

@@ -66,18 +66,19 @@ def write_array(path: Path, columns: Columns) -> None:
 
 
 def write_csv(path: Path, columns: Columns) -> None:
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    plain = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
     with open(plain, "w", newline="") as file:
         writer = csv.writer(file, delimiter="\t" if plain.suffix == ".tsv" else ",")
         writer.writerows([columns.keys(), *zip(*columns.values(), strict=True)])
     if plain != path:
-        path.write_bytes(gzip.compress(plain.read_bytes()))
+        compress = gzip.compress if path.suffix == ".gz" else lzma.compress
+        path.write_bytes(compress(plain.read_bytes()))
 
 
 FORMS: dict[str, Callable[[Path, Columns], None]] = {
     "a.parquet": write_parquet, "a.arrow": write_arrow, "a.ipc": write_stream,
     "a.jsonl": write_lines, "a.jsonl.gz": write_lines, "a.json": write_array,
-    "a.csv": write_csv, "a.tsv": write_csv, "a.csv.gz": write_csv,
+    "a.csv": write_csv, "a.tsv": write_csv, "a.csv.gz": write_csv, "a.csv.xz": write_csv,
 }  # fmt: skip
 
 
@@ -304,10 +305,11 @@ WRONG: list[tuple[str, Any, str, int, str]] = [
     ("a.jsonl", b'{"m": {"n": 1}}\n', "", 2, "a.jsonl: no column 'n'; columns found: m"),
     ("a.jsonl", b"", "", 1, "nothing to pack"),
     ("a.csv", {"n": ["1", "1.5"]}, "", 1, "a.csv, row 1, counted from 0: n is '1.5', expected"),
-    ("a.csv", b"n,k\n1,a\n2\n", "", 1, "a.csv: not a readable csv file: CSV parse error: Row #3"),
+    ("a.csv", b"n,k\n1,a\n2\n", "", 1, "a.csv, line 3 (byte 8): 1 field, the header has 2"),
+    ("a.csv", b'n,k\n1,"a\n2,b\n', "", 1, "a.csv, line 2 (byte 4): not valid CSV: unexpected end"),
+    ("a.csv", b'n,k\n1,"a\n2,"b"\n', "", 1, "a.csv, line 2 (byte 4): not valid CSV: ',' expected"),
     ("a.csv", b"n,n\n1,2\n", "", 2, "a.csv: no column 'n'; columns found: n, n"),
     ("a.csv", b"", "", 1, "nothing to pack"),
-    ("a.csv.xz", lzma.compress(b"n\n1\n"), "", 2, "a.csv.xz: CSV is not read through xz"),
     ("a.txt", b"1\n2\n", "", 2, "a.txt: is text, expected a table with a line for each sample"),
     ("a.parquet", b"PAR1", "", 1, "a.parquet: not a readable parquet file"),
 ]  # fmt: skip
@@ -334,6 +336,20 @@ def test_keys_of_two_types_are_refused() -> None:
     command = ["plan", "a.parquet", "a.csv", "--lengths", "n", "--key", "k", "-l", 64]
     result = packer(*command, "-o", "index.parquet", "-q")
     assert_error(result, 1, "k: has values of the types int64, string, expected one type")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(pa.array(["a"]), pa.array(["b"], pa.large_string())),
+     (pa.array(["a"]).dictionary_encode(), pa.array(["b"], pa.string_view())),
+     (pa.array([5], pa.int16()), pa.array([6], pa.uint32()))],
+)  # fmt: skip
+def test_keys_that_several_tools_wrote_are_of_one_type(first: Any, second: Any) -> None:
+    table("a.arrow", n=[1], k=first)
+    table("a.ipc", n=[2], k=second)
+    (row,) = planned("a.arrow", "a.ipc", "-l", 64, "--key", "k")
+    keys = dict(zip(row["lengths"], row["keys"], strict=True))
+    assert keys == {1: first.to_pylist()[0], 2: second.to_pylist()[0]}
 
 
 def test_only_an_earlier_plan_is_replaced() -> None:
