@@ -26,7 +26,6 @@ from msgspec.structs import asdict
 
 import packer_cli
 from packer_cli import storage
-from packer_cli.chat.captures import SessionReader
 from packer_cli.errors import (
     DataError,
     InternalError,
@@ -231,6 +230,8 @@ def _check(totals: _RunTotals) -> None:
 
 def _refuse_scattered_sessions(totals: _RunTotals) -> None:
     """Raise DataError for a session whose calls stand in several places of a file."""
+    from packer_cli.chat.captures import SessionReader  # noqa: PLC0415 other records need none
+
     sessions, times = np.unique(np.concatenate(totals.sessions), axis=0, return_counts=True)
     for index in np.unique(sessions[times > 1][:, 0]).tolist():
         file = totals.run.files[index]

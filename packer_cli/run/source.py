@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packer_cli.chat.captures import SessionReader
 from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import DamagedInputError, InternalError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import STDIN, peeking
@@ -279,6 +278,8 @@ class _ShapeSource:
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
         """Yield the records of a slice: conversations and prompts as texts with spans."""
         if self._shape.kind == TRACE:
+            from packer_cli.chat.captures import SessionReader  # noqa: PLC0415 texts need none
+
             return SessionReader(file, self._shape, self._config).read(part)
         records = reader_for(file.format).read(file, part, self._shape, self._config)
         return records if self._compose is None else map(self._compose, records)
